@@ -86,18 +86,22 @@ MachineProfile MachineProfile::with_devices(std::span<const MachineProfile> othe
 }
 
 CostModel::CostModel(MachineProfile profile, double expert_bytes, double flops_per_token,
-                     std::vector<CurvePoint> cpu_curve, int home)
+                     std::vector<CurvePoint> cpu_curve, int home, double adapter_bytes)
     : profile_(std::move(profile)),
       expert_bytes_(expert_bytes),
       flops_per_token_(flops_per_token),
       curve_(std::move(cpu_curve)),
-      home_(home) {
+      home_(home),
+      adapter_bytes_(adapter_bytes) {
   profile_.validate();
   if (!(std::isfinite(expert_bytes) && expert_bytes > 0)) {
     reject("cost model: expert_bytes", expert_bytes, "a finite number > 0");
   }
   if (!(std::isfinite(flops_per_token) && flops_per_token > 0)) {
     reject("cost model: flops_per_token", flops_per_token, "a finite number > 0");
+  }
+  if (!(std::isfinite(adapter_bytes) && adapter_bytes >= 0)) {
+    reject("cost model: adapter_bytes", adapter_bytes, "a finite number >= 0");
   }
   for (size_t i = 0; i < curve_.size(); ++i) {
     if (!(curve_[i].tokens > (i == 0 ? 0.0 : curve_[i - 1].tokens))) {
@@ -111,7 +115,7 @@ CostModel::CostModel(MachineProfile profile, double expert_bytes, double flops_p
   if (home < 0 || home >= count) reject("cost model: home", home, "0 to " + std::to_string(count - 1));
   for (int d = 0; d < count; ++d) {
     devices_.emplace_back(profile_.devices[static_cast<size_t>(d)], expert_bytes_, flops_per_token_,
-                          exchange_us(d, home), cpu_expert_us(1));
+                          exchange_us(d, home), cpu_expert_us(1), adapter_bytes_);
   }
 }
 
@@ -123,6 +127,10 @@ double CostModel::exchange_us(int from, int to) const {
 }
 
 double CostModel::cpu_expert_us(int tokens) const {
+  return cpu_weights_us(tokens) + adapter_bytes_ / (profile_.host.cpu_bandwidth_gbps * 1e3);
+}
+
+double CostModel::cpu_weights_us(int tokens) const {
   if (curve_.empty()) {
     return profile_.host.cpu_expert_overhead_us +
            std::max(expert_bytes_ / (profile_.host.cpu_bandwidth_gbps * 1e3),
@@ -146,18 +154,20 @@ double CostModel::cpu_us(std::span<const int> loads, double dma_busy) const {
 }
 
 DeviceCost::DeviceCost(const DeviceProfile& profile, double expert_bytes, double flops_per_token,
-                       double exchange_us, double cpu_expert_us)
+                       double exchange_us, double cpu_expert_us, double adapter_bytes)
     : profile_(profile),
       exchange_us_(exchange_us),
       expert_bytes_(expert_bytes),
       flops_per_token_(flops_per_token),
       transfer_us_(expert_bytes / (profile.link_bandwidth_gbps * 1e3)),
+      adapter_us_(adapter_bytes / (profile.vram_bandwidth_gbps * 1e3)),
       // A machine whose device is no faster than its CPU gains nothing from a hit; the floor keeps the price finite.
       miss_us_(std::max(cpu_expert_us - gpu_expert_us(1), 1e-3 * cpu_expert_us)) {}
 
 double DeviceCost::gpu_expert_us(int tokens) const {
   return std::max(expert_bytes_ / (profile_.vram_bandwidth_gbps * 1e3),
-                  flops_per_token_ * tokens / (profile_.gpu_gflops * 1e3));
+                  flops_per_token_ * tokens / (profile_.gpu_gflops * 1e3)) +
+         adapter_us_;
 }
 
 DeviceTimes DeviceCost::times(const DeviceSums& sums, std::span<double> landed_us) const {

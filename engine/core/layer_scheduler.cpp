@@ -110,6 +110,10 @@ const LayerDecision& LayerScheduler::play(const RoutedLayer& routed) {
   return decision_;
 }
 
+void LayerScheduler::set_adapter_bytes(double bytes) {
+  if (bytes != cost_.adapter_bytes()) recalibrate(cost_.with_adapters(bytes));
+}
+
 void LayerScheduler::recalibrate(CostModel cost) {
   cost_ = std::move(cost);
   planner_.recalibrate(cost_);

@@ -154,6 +154,30 @@ class Device:
         rows: launches.PrefillRows,
         stream: _Address,
     ) -> None: ...
+    def low_rank_gather(
+        self,
+        table: launches.LowRankTable,
+        rows: launches.AdaptedRows,
+        ids: _Address,
+        t: _Address,
+        stream: _Address,
+    ) -> None: ...
+    def low_rank_down(
+        self,
+        table: launches.LowRankTable,
+        rows: launches.AdaptedRows,
+        input: launches.LowRankInput,
+        t: _Address,
+        stream: _Address,
+    ) -> None: ...
+    def low_rank_up(
+        self,
+        table: launches.LowRankTable,
+        rows: launches.AdaptedRows,
+        t: _Address,
+        output: launches.LowRankOutput,
+        stream: _Address,
+    ) -> None: ...
     def combine(self, layer: launches.CombinedLayer, stream: _Address) -> None: ...
     def begin_step(self, step: _Address, stream: _Address) -> None:
         """Counts the step."""

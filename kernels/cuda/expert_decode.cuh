@@ -104,11 +104,11 @@ __device__ inline void store_encoded(float value, uint8_t* row, int column, int 
   }
 }
 
-// h[pair] = encoded(gated(gate . x, up . x)) with biases added first, x being the token's encoded row.
+// h[pair] = encoded(gated(gate . x, up . x)) with biases and adapters' parts added first, x being the token's encoded row.
 template <WeightFormat F, int kTokens>
 __global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor<F>(kTokens, kGateUpThreads))
     gate_up_kernel(ExpertLayout layout, ExpertGroups groups, const uint8_t* x, int64_t row_bytes, int top_k,
-                   int tile_tokens, uint8_t* out, int64_t out_row_bytes) {
+                   int tile_tokens, uint8_t* out, int64_t out_row_bytes, float* adapted) {
   uint8_t* shared = dynamic_shared<uint8_t>();
   const int panels = (layout.intermediate + kernels::kPanelRows - 1) / kernels::kPanelRows;
   const DecodeItem item = decode_item(blockIdx.x, panels);
@@ -133,9 +133,17 @@ __global__ void __launch_bounds__(kGateUpThreads, blocks_per_multiprocessor<F>(k
     const float up_bias =
         bias_of(layout, biases, kernels::up_bias_at(layout.intermediate), row_of_lane, layout.intermediate);
     for (int t = threadIdx.x / kWarpSize; t < count; t += kGateUpThreads / kWarpSize) {
-      const float gate = total<kTokens>(sums, 0, t, lane) + gate_bias;
-      const float up = total<kTokens>(sums, kWarpsOfMatrix, t, lane) + up_bias;
+      float gate = total<kTokens>(sums, 0, t, lane) + gate_bias;
+      float up = total<kTokens>(sums, kWarpsOfMatrix, t, lane) + up_bias;
+      if (adapted != nullptr && row_of_lane < layout.intermediate) {
+        const float* parts =
+            adapted + int64_t(groups.pairs[first + t]) * 2 * layout.intermediate + row_of_lane;
+        gate += parts[0];
+        up += parts[layout.intermediate];
+      }
       const float h = kernels::gated(layout.activation, layout.limit, gate, up, FastExp());
+      if (adapted != nullptr && row_of_lane < layout.intermediate)
+        adapted[int64_t(groups.pairs[first + t]) * 2 * layout.intermediate + row_of_lane] = h;
       uint8_t* row = out + int64_t(groups.pairs[first + t]) * out_row_bytes;
       store_encoded<activation_of(F)>(h, row, item.panel * kernels::kPanelRows, P);
       if (item.panel == panels - 1) {  // zeros after the last column
@@ -193,14 +201,14 @@ int run_gate_up(const ExpertLayout& layout, const ExpertGroups& groups, const Ex
     const int64_t bytes = row_bytes + decode_sum_bytes(kWarps, 1);
     if (bytes > shared_bytes) return cudaErrorInvalidValue;
     return launch(gate_up_kernel<F, 1>, blocks, kGateUpThreads, bytes, stream, layout, groups, x, row_bytes,
-                  top_k, 1, h, out_bytes);
+                  top_k, 1, h, out_bytes, buffers.adapted);
   } else {
     const int64_t sum_bytes = decode_sum_bytes(kWarps, kDecodeTokens);
     const int tile = decode_tile_tokens(row_bytes, kWarps, shared_bytes - sum_bytes);
     if (tile == 0) return cudaErrorInvalidValue;
     const int64_t bytes = tile * row_bytes + sum_bytes;
     return launch(gate_up_kernel<F, kDecodeTokens>, blocks, kGateUpThreads, bytes, stream, layout, groups, x,
-                  row_bytes, top_k, tile, h, out_bytes);
+                  row_bytes, top_k, tile, h, out_bytes, buffers.adapted);
   }
 }
 

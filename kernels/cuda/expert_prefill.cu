@@ -8,17 +8,23 @@ namespace {
 
 constexpr int kGatedThreads = 256;
 
-// gate_up [pairs][2][intermediate] -> bf16 [pairs][intermediate]. Pairs that no group holds are left alone by
-// all kernels, so what lies there is never read.
+// gate_up [pairs][2][intermediate] -> bf16 [pairs][intermediate] for the pairs in groups; others are another launch's.
+// adapted: see ExpertBuffers.
 __global__ void __launch_bounds__(kGatedThreads)
-    gated_kernel(kernels::ExpertActivation activation, float limit, const float* gate_up, int64_t elements,
-                 int intermediate, uint16_t* out) {
+    gated_kernel(kernels::ExpertActivation activation, float limit, ExpertGroups groups, const float* gate_up,
+                 int intermediate, float* adapted, uint16_t* out) {
   const int64_t i = int64_t(blockIdx.x) * kGatedThreads + threadIdx.x;
-  if (i >= elements) return;
-  const int64_t pair = i / intermediate, row = i % intermediate;
-  const float gate = gate_up[pair * 2 * intermediate + row];
-  const float up = gate_up[(pair * 2 + 1) * intermediate + row];
-  out[i] = bf16_of_float(kernels::gated(activation, limit, gate, up, FastExp()));
+  const int64_t place = i / intermediate, row = i % intermediate;
+  if (place >= groups.begin[*groups.num_groups]) return;
+  const int64_t pair = groups.pairs[place], own = pair * 2 * intermediate + row;
+  float gate = gate_up[own], up = gate_up[own + intermediate];
+  if (adapted != nullptr) {
+    gate += adapted[own];
+    up += adapted[own + intermediate];
+  }
+  const float h = kernels::gated(activation, limit, gate, up, FastExp());
+  if (adapted != nullptr) adapted[own] = h;
+  out[pair * intermediate + row] = bf16_of_float(h);
 }
 
 PrefillRunners runners(WeightFormat format) {
@@ -59,8 +65,8 @@ int launch_prefill_experts(const ExpertLayout& layout, const ExpertGroups& group
   if (int error = (few ? first.few : first.many)(gate_up, groups, table, tiles.count, stream)) return error;
   const int64_t elements = int64_t(num_tokens) * top_k * layout.intermediate;
   if (int error = launch(gated_kernel, unsigned((elements + kGatedThreads - 1) / kGatedThreads),
-                         kGatedThreads, 0, stream, layout.activation, layout.limit, buffers.gate_up, elements,
-                         layout.intermediate, static_cast<uint16_t*>(buffers.intermediate)))
+                         kGatedThreads, 0, stream, layout.activation, layout.limit, groups, buffers.gate_up,
+                         layout.intermediate, buffers.adapted, static_cast<uint16_t*>(buffers.intermediate)))
     return error;
   const PrefillMatrix down{{layout.down_offset, 0},
                            {bias(kernels::down_bias_at(layout.intermediate)), 0},

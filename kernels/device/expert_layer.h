@@ -41,6 +41,9 @@ struct ExpertBuffers {
   void* intermediate;  // [pairs] rows of the activations that down takes
   float* outputs;      // [pairs][hidden]
   float* gate_up;      // prefill: [pairs][2][intermediate]
+  // [pairs][2][intermediate]; null: no row uses an adapter (low_rank_layer.h). Holds what adapters add to gate and up of the
+  // pairs in groups; receives each pair's h, as it was before rounding, in the first half.
+  float* adapted = nullptr;
 };
 
 using Stream = ::CUstream_st*;  // cudaStream_t

@@ -85,6 +85,15 @@ def test_empty_sides_cost_nothing():
     assert model().layer([], [], [])[0].layer_us == 4.0
 
 
+def test_adapters_are_read_beside_each_expert_on_its_side():
+    plain, adapted = model(), model().with_adapters(1e6)
+    assert adapted.layer_us([1, 600], []) == pytest.approx(plain.layer_us([1, 600], []) + 2 * 1e6 / 900e3)
+    assert adapted.layer_us([], [3]) == pytest.approx(plain.layer_us([], [3]) + 1e6 / 50e3)
+    assert plain.with_adapters(0).layer_us([1, 2], [3]) == plain.layer_us([1, 2], [3])
+    with pytest.raises(ValueError, match="adapter_bytes"):
+        plain.with_adapters(-1)
+
+
 def test_measured_curve_replaces_the_formula():
     cost = testing.CostModel(
         _core.MachineProfile.from_fields("t", FIELDS), BYTES, FLOPS, [(1, 200.0), (8, 340.0), (64, 3140.0)]

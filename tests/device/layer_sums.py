@@ -69,6 +69,12 @@ def between_roundings(kind: str, h: F64, error: F64) -> F64:
     return np.asarray(steps.reshape(h.shape))
 
 
+def as_q8(x: F64) -> F64:
+    runs = x.reshape(len(x), -1, 32)
+    scales = np.abs(runs).max(-1, keepdims=True) / 127
+    return (np.round(runs / scales) * scales).reshape(x.shape)
+
+
 def to_bf16(values: F64) -> F64:
     """Rounded to 8 bits of significand, to nearest, ties to even."""
     significand, exponent = np.frexp(values)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from twofold._core import device as launches
 from twofold.blocks import ops
+from twofold.device.adapters.step import AdaptedExperts
 from twofold.device.layouts import Grouping, by_expert
 from twofold.weights.weight_format import WeightMatrix
 
@@ -30,8 +31,11 @@ def matrix(
     return WeightMatrix(packed.view(element), format, columns)
 
 
-def on_device(native: Any, layer: Any, many: bool) -> F32:
-    """f32 [pairs, hidden]: every pair's output, by the decode kernels or, with `many`, those of tensor cores."""
+def on_device(native: Any, layer: Any, many: bool, adapted: AdaptedExperts | None = None) -> F32:
+    """f32 [pairs, hidden]: every pair's output, by the decode kernels or, with `many`, those of tensor cores.
+
+    adapted: adapters of the rows, of layer 0.
+    """
     experts, begin, pairs = by_expert(layer.ids)
     (num_experts, top_k), hidden = (len(layer.slots), layer.ids.shape[1]), layer.rows.shape[1]
     grouping = Grouping(num_experts, layer.ids.size, CPU)
@@ -40,13 +44,17 @@ def on_device(native: Any, layer: Any, many: bool) -> F32:
     encoded = torch.zeros(layer.layout.encoded_bytes(len(layer.rows)), dtype=torch.uint8)
     inner = torch.zeros(layer.layout.intermediate_bytes(layer.ids.size), dtype=torch.uint8)
     outputs = torch.full((layer.ids.size, hidden), float("nan"))
-    gate_up = torch.zeros(2 * layer.ids.size * layer.inner)
+    gate_up, parts = torch.zeros((2, layer.ids.size, 2, layer.inner))
+    ids, where = torch.from_numpy(layer.ids), torch.zeros(layer.ids.size, dtype=torch.uint8)
     buffers = launches.ExpertBuffers(
         encoded=encoded.data_ptr(),
         intermediate=inner.data_ptr(),
         outputs=outputs.data_ptr(),
         gate_up=gate_up.data_ptr(),
+        adapted=None if adapted is None else parts,
     )
+    if adapted is not None:
+        adapted.before(0, layer.rows, ids, where, parts)
     rows = layer.rows.data_ptr()
     if many:
         tiles = torch.from_numpy(launches.tile_groups(begin, 32))
@@ -71,4 +79,6 @@ def on_device(native: Any, layer: Any, many: bool) -> F32:
             num_tokens=len(layer.rows), top_k=top_k, num_experts=num_experts, shared_bytes=48 * 1024
         )
         native.decode_experts(layer.layout, grouping.groups, buffers, shape, 0)
+    if adapted is not None:
+        adapted.after(0, parts, ids, where, outputs)
     return outputs.numpy()

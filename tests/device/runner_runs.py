@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from twofold.api.adapter_config import AdapterConfig
 from twofold.api.config import EngineConfig
-from twofold.api.types import GenerationRequest, SamplingParams
+from twofold.api.types import GenerationRequest, LoadedAdapter, SamplingParams
 from twofold.blocks import ops
+from twofold.device.adapters.loaded import DeviceAdapters
 from twofold.device.finding import on_devices
 from twofold.device.model import DeviceModel, Stage
 from twofold.device.runner import DeviceRunner
@@ -37,6 +39,7 @@ PAGE_SIZE = 8
 NUM_PAGES = 128
 NUM_RECORDS = 33
 MAX_CONTEXT = 96
+ADAPTER_BYTES = 1 << 26
 F32 = npt.NDArray[np.float32]
 
 
@@ -57,12 +60,13 @@ def make_runner(
     expert_devices: tuple[str, ...] = (),
     num_deferred: int = 0,
     cache_prior: float = 0.0,
+    loras: AdapterConfig | None = None,
     **options: Any,
 ) -> DeviceRunner:
     """A runner on a fake device of its own, opened with `device`, and one beside it for each of `others`.
 
     table_steps=False: the host places every step. tensor_split: shares of the slots, even by default. homes: the device
-    of each layer, all of which have experts.
+    of each layer, all of which have experts. loras: of the adapters that it computes; None: none.
     """
     files = open_model_files(path)
     pool = ops.ThreadPool(1)
@@ -88,6 +92,11 @@ def make_runner(
         others=[Stage(each.torch_device, each.kernels(MAX_CONTEXT), each.active) for each in beside],
         homes=homes,
     )
+    adapters = None
+    if loras is not None:
+        adapters = DeviceAdapters(
+            files, model.matrices, moe.store, device=on, config=loras, num_bytes=ADAPTER_BYTES
+        )
     runner = DeviceRunner(
         model,
         moe,
@@ -98,6 +107,7 @@ def make_runner(
         num_records=NUM_RECORDS,
         look_ahead=prefetch == "on",
         homes=homes,
+        adapters=adapters,
         **options,
     )
     if not table_steps:
@@ -145,13 +155,24 @@ class Play:
     _pool: PagePool = field(default_factory=lambda: PagePool(NUM_PAGES, PAGE_SIZE, NUM_RECORDS))
 
     def answer(
-        self, prompts: Sequence[Sequence[int]], samplers: Sequence[Sampler], num_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        samplers: Sequence[Sampler],
+        num_tokens: int,
+        adapters: Sequence[int] = (),
     ) -> list[list[int]]:
-        """`num_tokens` tokens for each prompt, all at once."""
+        """`num_tokens` tokens for each prompt, all at once. adapters: the number of each one's, -1: none."""
         scheduler = Scheduler(self._pool, len(prompts), self.max_batched_tokens)
         requests = []
         for number, prompt in enumerate(prompts):
-            request = GenerationRequest(tuple(prompt), SamplingParams(), lambda chunk: None, f"r{number}")
+            adapter = adapters[number] if adapters else -1
+            request = GenerationRequest(
+                tuple(prompt),
+                SamplingParams(),
+                lambda chunk: None,
+                f"r{number}",
+                adapter=LoadedAdapter(str(adapter), adapter, "00") if adapter >= 0 else None,
+            )
             requests.append(Request(number, request, list(prompt), num_tokens))
             scheduler.add(requests[-1])
         left = dict(enumerate(samplers))
@@ -178,6 +199,7 @@ def scripted(
     num_tokens: int,
     vocab_size: int,
     on_step: Callable[[int], None] | None = None,
+    adapters: Sequence[int] = (),
 ) -> F32:
     """Logits [requests * tokens, vocabulary] of a fixed conversation, whatever the runner would have picked."""
     random = np.random.default_rng(11)
@@ -186,7 +208,7 @@ def scripted(
     play = Play(runner)
     if on_step is not None:
         play.on_step = on_step
-    play.answer(prompts, samplers, num_tokens)
+    play.answer(prompts, samplers, num_tokens, adapters)
     return np.stack([row for sampler in samplers for row in sampler.seen])
 
 

@@ -13,8 +13,10 @@ from twofold.api.errors import ConfigError
 from twofold.device.memory.budget import (
     WORKSPACE_BYTES,
     DeviceBudget,
+    DeviceMemory,
     device_cache_dtype,
     plan_device,
+    plan_devices,
 )
 from twofold.device.memory.needs import DeviceNeeds
 
@@ -148,6 +150,22 @@ def test_what_cannot_be_names_its_flag(changes: dict[str, float], named: str) ->
 def test_the_workspace_is_part_of_the_plan() -> None:
     (gpu,) = plan_device(EngineConfig(), QWEN, 24 * GIB, 23 * GIB).gpus
     assert gpu.workspace_bytes == WORKSPACE_BYTES
+
+
+def test_adapters_get_memory_before_expert_slots() -> None:
+    needs = dataclasses.replace(QWEN, adapter_elements=400_000)
+    plain = plan_device(EngineConfig(max_total_tokens=8192), needs, 24 * GIB, 23 * GIB)
+    config = EngineConfig(max_total_tokens=8192, lora_dir="adapters", max_loras=4, max_lora_rank=32)
+    (gpu,) = (budget := plan_device(config, needs, 24 * GIB, 23 * GIB)).gpus
+    assert 0 <= gpu.adapter_bytes - 4 * 32 * 2 * 400_000 < GIB // 16
+    taken = (plain.num_slots - budget.num_slots) * budget.slot_bytes
+    assert taken >= gpu.adapter_bytes
+    assert f"LoRA adapters {gpu.adapter_bytes / GIB:.2f} GiB" in budget.explain()
+    assert "LoRA" not in plain.explain()
+    with pytest.raises(ConfigError, match="for LoRA adapters"):
+        plan_device(dataclasses.replace(config, max_lora_rank=4096, max_loras=8), needs, 24 * GIB, 23 * GIB)
+    several = plan_devices(config, needs, [DeviceMemory(24 * GIB, 23 * GIB)] * 2)
+    assert [each.adapter_bytes for each in several.gpus] == [0, 0]
 
 
 def test_a_device_refuses_caches_that_its_kernels_do_not_read() -> None:

@@ -20,7 +20,7 @@ from twofold._testing import kernels
 from twofold.blocks import ops
 from twofold.weights.weight_format import FORMATS as LAYOUTS
 
-from tests.device.layer_sums import alone, cpu_beside_device, expert_limit
+from tests.device.layer_sums import alone, as_q8, cpu_beside_device, expert_limit
 from tests.device.random_layers import EXPERTS, SIZE, TOP_K, matrix, on_device
 from tests.kernels.kernel_levels import chosen
 from tests.kernels.packed_experts import make_host_store, pack_expert
@@ -60,12 +60,6 @@ def rounding_to(kind: str, h: F64) -> F64:
         return np.abs(h) * UNIT_BF16
     peaks = np.abs(h).reshape(*h.shape[:-1], -1, 32).max(-1)
     return np.repeat(peaks / 254, 32, axis=-1)
-
-
-def as_q8(x: F64) -> F64:
-    runs = x.reshape(len(x), -1, 32)
-    scales = np.abs(runs).max(-1, keepdims=True) / 127
-    return (np.round(runs / scales) * scales).reshape(x.shape)
 
 
 def limit(layer: Any, kinds: tuple[str, ...], inputs: str) -> F64:

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from twofold.adapters.reading import reserved_bytes
 from twofold.api.config import EngineConfig
 from twofold.api.errors import CapacityError, ModelLoadError
 from twofold.api.parallel_config import ParallelConfig
 from twofold.api.types import GenerationRequest, LoadedAdapter, SamplingParams
+from twofold.blocks import ops
 from twofold.engine import Engine
-from twofold.engine.adapters import reserved_bytes
 from twofold.experts.spread import RankShare
 
 from tests.engine.adapter_files import write_adapter
@@ -107,6 +110,39 @@ def test_an_answer_depends_on_its_own_adapter_alone(family: str, tmp_path: Path)
         engine.close()
 
 
+def test_an_emulated_step_costs_what_its_adapters_are_read_for(tmp_path: Path) -> None:
+    directory, _ = write_two(tmp_path, "qwen3_moe")
+    engine = engine_of(directory)
+    assert engine._parts.adapters is not None
+    shapes = dataclasses.replace(engine._parts.adapters.shapes, matrices={})
+    engine.close()
+    path = write_adapter(tmp_path / "c", shapes, 3, size=1e-20)  # changes no token
+
+    def run(name: str | None, modules: tuple[str, ...]) -> tuple[list[list[int]], float]:
+        engine = engine_of(
+            directory, accelerator="emulated:rtx4090-pcie4", num_gpu_experts=5, lora_modules=modules
+        )
+        found = answers(engine, [name])
+        us = engine._parts.loaded.runner.moe.virtual_now_us
+        engine.close()
+        assert us is not None
+        return found, us
+
+    base = run(None, ())
+    assert run(None, (f"c={path}",)) == base
+    adapted = run("c", (f"c={path}",))
+    assert adapted[0] == base[0]
+    assert adapted[1] > base[1]
+
+
+def test_products_with_the_same_a_keep_it_once() -> None:
+    random = np.random.default_rng(1)
+    a, b = (random.standard_normal(size).astype(np.float32) for size in ((4, 64), (96, 4)))
+    first = ops.LowRank(a, b)
+    assert ops.LowRank(a, b + 1, like=first).bytes == first.bytes - a.nbytes
+    assert ops.LowRank(a + 1, b, like=first).bytes == first.bytes
+
+
 def test_memory_of_adapters_is_left_free_by_the_cache(tmp_path: Path) -> None:
     for name, size in (("a", 1000), ("b", 3000)):
         (tmp_path / name).mkdir()
@@ -116,6 +152,9 @@ def test_memory_of_adapters_is_left_free_by_the_cache(tmp_path: Path) -> None:
     modules = tuple(f"{name}={tmp_path / path}" for name, path in paths.items())
     assert reserved_bytes(EngineConfig(lora_modules=modules)) == 6000
     assert reserved_bytes(EngineConfig(lora_modules=modules, max_cpu_loras=2)) == 5000
+    assert reserved_bytes(EngineConfig(lora_modules=modules[2:]), as_f32=True) == 4000
+    save_file({"a": np.ones((3, 8), np.float16)}, tmp_path / "a/adapter_model.safetensors")
+    assert reserved_bytes(EngineConfig(lora_modules=modules[:1]), as_f32=True) == 4 * 3 * 8
 
 
 def test_the_least_recently_used_adapter_leaves_and_returns(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from twofold._core.device import AdaptedRows
 from twofold.blocks import ops
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.linear import LinearOnDevice
@@ -17,6 +18,8 @@ from twofold.blocks.device_step import DeviceBatch, DeviceStep, HeadShape, KvLay
 from twofold.blocks.gated_delta import GatedDelta, GatedDeltaOnDevice
 from twofold.blocks.mla import Mla, MlaOnDevice
 from twofold.blocks.router import Router
+from twofold.device.adapters.factors import FactorBytes, FactorTable, moved
+from twofold.device.adapters.products import Products
 from twofold.device.checks.experts import relative_error
 from twofold.device.kernels import TorchKernels
 from twofold.experts.profiles import COST_FIGURES
@@ -106,6 +109,37 @@ def training_experts(machine: Machine, format: str) -> dict[str, Any]:
         y = layer(x, ids, weights, factors)
         of_lanes.append([y.detach(), *torch.autograd.grad(y, leaves, torch.ones_like(y))])
     return within(max(relative_error(there, here) for here, there in zip(*of_lanes, strict=True)), 1e-4)
+
+
+def adapters(machine: Machine) -> dict[str, Any]:
+    """B (A x) of rows that use one of two adapters or none, beside two matrices' product in bf16."""
+    torch.manual_seed(3)
+    device, width, rank, num_rows = machine.hardware, machine.sizes.hidden, 16, 9
+    data, table = FactorBytes(), FactorTable((1, 2, 1, 2), rank, machine.device)
+    factors = [
+        [(torch.randn(rank, width).bfloat16().float(), torch.randn(rank, width) / width) for _ in range(2)]
+        for _ in range(2)
+    ]
+    entries = []
+    for parts in factors:
+        own = table.empty()
+        for index, (a, b) in enumerate(parts):
+            own[0, 0, index] = data.factors(a.numpy(), b.numpy(), index * width)
+        entries.append(own)
+    memory = data.on(machine.device)
+    for number, own in enumerate(entries):
+        table.put(number, moved(own, memory.data_ptr()))
+    x, y = torch.randn(num_rows, width).bfloat16(), torch.randn(num_rows, 2 * width).bfloat16()
+    numbers = torch.arange(num_rows, dtype=torch.int32) % 3 - 1
+    expected = y.float()
+    for row, number in enumerate(numbers.tolist()):
+        if number >= 0:
+            expected[row] += torch.cat([(x[row].float() @ a.T) @ b for a, b in factors[number]])
+    ours, on_device = y.to(machine.device), numbers.to(machine.device)
+    rows = AdaptedRows(adapters=on_device, num_tokens=num_rows, per_token=1)
+    Products(device).add(table.native(), 2 * rank, rows, x.to(machine.device), ours)
+    machine.hardware.synchronise()
+    return within(relative_error(ours.float().cpu(), expected), 1e-2)
 
 
 def routing(machine: Machine) -> dict[str, Any]:

@@ -61,7 +61,14 @@ struct Kind {
   kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu;
   bool biases = false;
   float limit = 0;
+  bool adapted = false;  // rows use adapters
 };
+
+// What adapters add to gate and up of each pair, [pairs][2][intermediate]; zeros without.
+std::vector<float> adapters_parts(const Kind& of, int pairs, int intermediate) {
+  const size_t count = size_t(pairs) * 2 * size_t(intermediate);
+  return of.adapted ? test::random_floats(count, 21) : std::vector<float>(count);
+}
 
 double gated(const Kind& of, double gate, double up) {
   const double limit = of.limit > 0 ? double(of.limit) : std::numeric_limits<double>::infinity();
@@ -159,6 +166,7 @@ void check_decode(WeightFormat format, const Sizes& sizes, int shared_bytes, con
   const int H = sizes.hidden, I = sizes.intermediate, T = sizes.tokens, pairs = T * kTopK;
   const std::vector<uint16_t> x = test::random_bf16(size_t(T * H), 4);
   const Grouped grouped(T, T > 1);
+  const std::vector<float> parts = adapters_parts(of, pairs, I);
   const ActivationKind kind = activation_of(format);
   const int64_t x_bytes = kernels::activation_row_bytes(kind, H),
                 h_bytes = kernels::activation_row_bytes(kind, I);
@@ -169,7 +177,8 @@ void check_decode(WeightFormat format, const Sizes& sizes, int shared_bytes, con
     auto* h = run.memory<uint8_t>("intermediate", size_t(pairs * h_bytes));
     auto* outputs = run.memory<float>("outputs", size_t(pairs * H));
     run.check(launch_encode({kind, run.copy("x", x), T, H, encoded}, nullptr), "encode");
-    run.check(launch_decode_experts(experts.layout, groups, {encoded, h, outputs, nullptr},
+    float* adapted = of.adapted ? run.copy("adapted", parts) : nullptr;
+    run.check(launch_decode_experts(experts.layout, groups, {encoded, h, outputs, nullptr, adapted},
                                     {T, kTopK, kExperts, shared_bytes}, nullptr),
               "decode");
     for (int t = 0; t < T; ++t) {
@@ -187,8 +196,10 @@ void check_decode(WeightFormat format, const Sizes& sizes, int shared_bytes, con
       std::vector<Sum> wanted(static_cast<size_t>(I));
       for (int i = 0; i < I; ++i) {
         const float* bias = experts.biases[e].data();
-        const Sum gate = plus(product(experts.gate[e], i, in, false), bias[i]);
-        const Sum up = plus(product(experts.up[e], i, in, false), bias[kernels::up_bias_at(I) + i]);
+        const float* part = parts.data() + int64_t(p) * 2 * I;
+        const Sum gate = plus(plus(product(experts.gate[e], i, in, false), bias[i]), part[i]);
+        const Sum up =
+            plus(plus(product(experts.up[e], i, in, false), bias[kernels::up_bias_at(I) + i]), part[I + i]);
         const double both = gated(of, gate.value, up.value);
         wanted[size_t(i)] = {
             both, std::abs(gate.value) * up.magnitude + 1.8 * gate.magnitude * (1 + std::abs(up.value))};
@@ -202,6 +213,8 @@ void check_decode(WeightFormat format, const Sizes& sizes, int shared_bytes, con
                                   : kind == ActivationKind::kBF16 ? std::abs(sum.value) / 256
                                                                   : 0;
           close_to(inner[size_t(j)], sum.value, 1.01 * rounding + 4e-5 * sum.magnitude + 1e-6, "gate_up");
+          if (adapted != nullptr)
+            close_to(adapted[int64_t(p) * 2 * I + j], sum.value, 4e-5 * sum.magnitude + 1e-6, "kept h");
         }
       }
       for (int n = 0; n < H; ++n) {
@@ -217,7 +230,8 @@ void check_prefill(WeightFormat format, const Sizes& sizes, int tile_tokens, con
   const Experts experts(format, sizes, of);
   const int H = sizes.hidden, I = sizes.intermediate, T = sizes.tokens, pairs = T * kTopK;
   const std::vector<uint16_t> x = test::random_bf16(size_t(T * H), 4);
-  const Grouped grouped(T);
+  const Grouped grouped(T, of.adapted);
+  const std::vector<float> parts = adapters_parts(of, pairs, I);
   const int num_groups = int(grouped.experts.size());
   std::vector<int32_t> tiles(size_t(2 * tile_groups(grouped.begin.data(), num_groups, tile_tokens, nullptr)));
   tile_groups(grouped.begin.data(), num_groups, tile_tokens, tiles.data());
@@ -225,12 +239,18 @@ void check_prefill(WeightFormat format, const Sizes& sizes, int tile_tokens, con
     const uint8_t* slots = run.copy("slots", experts.slots);
     const ExpertGroups groups = grouped.on(run, slots, experts.bytes, max_groups(pairs, kExperts));
     auto* gate_up = run.memory<float>("gate_up", size_t(pairs * 2 * I));
+    float* adapted = of.adapted ? run.copy("adapted", parts) : nullptr;
     auto* h = run.memory<uint16_t>("intermediate", size_t(pairs * I));
     auto* outputs = run.memory<float>("outputs", size_t(pairs * H));
-    run.check(launch_prefill_experts(experts.layout, groups, {nullptr, h, outputs, gate_up},
+    run.check(launch_prefill_experts(experts.layout, groups, {nullptr, h, outputs, gate_up, adapted},
                                      {run.copy("tiles", tiles), int(tiles.size() / 2), tile_tokens},
                                      {run.copy("x", x), T, kTopK}, nullptr),
               "prefill");
+    for (int p = 0; of.adapted && p < pairs; ++p) {  // another launch's are left alone
+      if (std::find(grouped.pairs.begin(), grouped.pairs.end(), p) != grouped.pairs.end()) continue;
+      const auto first = parts.begin() + std::ptrdiff_t(p) * 2 * I;
+      CHECK(std::equal(first, first + 2 * I, adapted + int64_t(p) * 2 * I));
+    }
     for (const int32_t p : grouped.pairs) {
       const size_t e = size_t(grouped.ids[size_t(p)]);
       std::vector<float> in(static_cast<size_t>(H)), inner(static_cast<size_t>(I));
@@ -242,7 +262,11 @@ void check_prefill(WeightFormat format, const Sizes& sizes, int tile_tokens, con
         const Sum up = plus(product(experts.up[e], i, in, true), bias[kernels::up_bias_at(I) + i]);
         CHECK(test::close(own[i], gate.value, gate.magnitude));
         CHECK(test::close(own[I + i], up.value, up.magnitude));
-        const double both = gated(of, double(own[i]), double(own[I + i]));
+        const float* part = parts.data() + int64_t(p) * 2 * I;
+        const double both =
+            gated(of, double(own[i]) + double(part[i]), double(own[I + i]) + double(part[I + i]));
+        if (of.adapted)
+          close_to(adapted[int64_t(p) * 2 * I + i], both, 1e-5 * std::abs(both) + 1e-6, "kept h");
         inner[size_t(i)] = test::float_of_bf16(h[int64_t(p) * I + i]);
         close_to(inner[size_t(i)], both, std::abs(both) / 255 + 1e-5 * std::abs(own[i]) + 1e-30, "gated");
       }
@@ -311,6 +335,15 @@ CASE(experts_with_biases_and_another_activation) {
   }
 }
 
+CASE(experts_add_the_parts_of_adapters_before_the_activation) {
+  const Kind plain{.adapted = true}, biased{kernels::ExpertActivation::kSwigluOai, true, 0.5f, true};
+  for (const Kind& kind : {plain, biased}) {
+    check_decode(WeightFormat::kBF16, {70, 34, 3}, 48 * 1024, kind);
+    check_decode(WeightFormat::kQ8_0, {96, 64, 1}, 48 * 1024, kind);
+    check_prefill(WeightFormat::kBF16, {48, 80, 5}, kFewTokens, kind);
+  }
+  check_decode(WeightFormat::kF32, {2500, 40, 9}, 100 * 1024, plain);
+}
 CASE(decode_tiles_take_turns_where_shared_memory_is_small) {
   // Room for two tokens at once, and for more than a kernel has without asking.
   check_decode(WeightFormat::kBF16, {96, 64, 9}, 12 * 1024);

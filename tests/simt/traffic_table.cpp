@@ -11,6 +11,7 @@
 #include "delta_layer.h"
 #include "dense_layer.h"
 #include "expert_layer.h"
+#include "low_rank_layer.h"
 #include "mla_layer.h"
 #include "step_control.h"
 #include "unpack_matrix.h"
@@ -325,6 +326,36 @@ void encode(kernels::ActivationKind kind, const char* name) {
   report(run, "encode", name);
 }
 
+// What an adapter of rank 16 adds to a token's projection, and the rows of an embedding.
+void adapters() {
+  Recorded run;
+  constexpr int kRank = 16, kRows = 4096, kTokens = 2, kVocabulary = 64;
+  const std::vector<LowRankFactors> factors{{run.zeros<uint16_t>("a", size_t(kRank * kHidden)),
+                                             run.zeros<uint16_t>("b", size_t(kRank * kRows)), 0, kRows, kRank,
+                                             0}};
+  const LowRankTable table{run.copy("factors", factors), 1, 1, 0, 1, kRank};
+  const AdaptedRows rows{run.zeros<int32_t>("adapters", kTokens), nullptr, nullptr, kTokens, 1};
+  auto* t = run.zeros<float>("t", size_t(kTokens * kRank));
+  run.check(
+      launch_low_rank_down(table, rows,
+                           {run.zeros<uint16_t>("x", size_t(kTokens * kHidden)), false, 1, kHidden, kHidden},
+                           t, nullptr),
+      "low_rank_down");
+  report(run, "low_rank_down");
+  run.check(launch_low_rank_up(table, rows, t,
+                               {run.zeros<uint16_t>("y", size_t(kTokens * kRows)), false, true, kRows, kRows},
+                               nullptr),
+            "low_rank_up");
+  report(run, "low_rank_up");
+  const std::vector<LowRankFactors> whole{
+      {run.zeros<uint16_t>("table", size_t(kVocabulary * kHidden)), nullptr, 0, 0, kHidden, 0}};
+  run.check(launch_low_rank_gather({run.copy("whole", whole), 1, 1, 0, 1, kHidden}, rows,
+                                   run.zeros<int64_t>("ids", kTokens),
+                                   run.zeros<float>("hidden", size_t(kTokens * kHidden)), nullptr),
+            "low_rank_gather");
+  report(run, "low_rank_gather");
+}
+
 }  // namespace
 
 int main() {
@@ -341,6 +372,7 @@ int main() {
   delta_net<128>();
   delta_net<256>();
   step();
+  adapters();
   encode(kernels::ActivationKind::kF32, "f32");
   encode(kernels::ActivationKind::kBF16, "bf16");
   encode(kernels::ActivationKind::kQ8, "q8");

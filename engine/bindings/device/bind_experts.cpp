@@ -5,6 +5,7 @@
 #include "device/expert_stream.h"
 #include "device/launch.h"
 #include "expert_layer.h"
+#include "low_rank_layer.h"
 #include "owning.h"
 #include "unpack_matrix.h"
 
@@ -90,6 +91,12 @@ void bind_experts(py::module_& m, DeviceClass& device) {
              py::arg("buffers"), py::arg("shape"), py::arg("stream"), without_gil);
   def_launch(device, "prefill_experts", &cuda::launch_prefill_experts, py::arg("layout"), py::arg("groups"),
              py::arg("buffers"), py::arg("tiles"), py::arg("rows"), py::arg("stream"), without_gil);
+  def_launch(device, "low_rank_gather", &cuda::launch_low_rank_gather, py::arg("table"), py::arg("rows"),
+             py::arg("ids"), py::arg("t"), py::arg("stream"));
+  def_launch(device, "low_rank_down", &cuda::launch_low_rank_down, py::arg("table"), py::arg("rows"),
+             py::arg("input"), py::arg("t"), py::arg("stream"));
+  def_launch(device, "low_rank_up", &cuda::launch_low_rank_up, py::arg("table"), py::arg("rows"),
+             py::arg("t"), py::arg("output"), py::arg("stream"));
   def_launch(device, "combine", &cuda::launch_combine, py::arg("layer"), py::arg("stream"));
 }
 

@@ -8,6 +8,7 @@
 #include "fields.h"
 #include "launch_shapes.h"
 #include "launches/bind_launches.h"
+#include "low_rank_layer.h"
 #include "step_control.h"
 #include "tensor_arguments.h"
 
@@ -92,7 +93,8 @@ void bind_experts(py::module_& m) {
   def_fields(
       py::class_<ExpertBuffers>(m, "ExpertBuffers", "Addresses of the experts' buffers in device memory."),
       field("encoded", &ExpertBuffers::encoded), field("intermediate", &ExpertBuffers::intermediate),
-      field("outputs", &ExpertBuffers::outputs), field("gate_up", &ExpertBuffers::gate_up, Address{}));
+      field("outputs", &ExpertBuffers::outputs), field("gate_up", &ExpertBuffers::gate_up, Address{}),
+      field("adapted", &ExpertBuffers::adapted, Address{}));
   def_fields(
       py::class_<EncodedRows>(m, "EncodedRows", "bf16 rows and where their encoded rows go."),
       field_by<const char*>(py::arg("kind"),
@@ -149,12 +151,41 @@ void bind_placing(py::module_& m) {
              field("num_ahead", &MailboxShape::num_ahead, 0));
 }
 
+void bind_adapters(py::module_& m) {
+  using cuda::AdaptedRows;
+  using cuda::LowRankFactors;
+  using cuda::LowRankInput;
+  using cuda::LowRankOutput;
+  using cuda::LowRankTable;
+  m.def(
+      "factors_bytes", [] { return sizeof(LowRankFactors); },
+      "Bytes of one matrix's entry in a table of factors.");
+  def_fields(py::class_<LowRankTable>(m, "LowRankTable", "Adapters' factors of a product in device memory."),
+             field("factors", &LowRankTable::factors), field("num_entries", &LowRankTable::num_entries),
+             field("stride", &LowRankTable::stride), field("first", &LowRankTable::first),
+             field("count", &LowRankTable::count), field("max_rank", &LowRankTable::max_rank));
+  def_fields(
+      py::class_<AdaptedRows>(m, "AdaptedRows", "The adapter of each token, and the rows of a product."),
+      field("adapters", &AdaptedRows::adapters), field("entries", &AdaptedRows::entries, Address{}),
+      field("where", &AdaptedRows::where, Address{}), field("num_tokens", &AdaptedRows::num_tokens),
+      field("per_token", &AdaptedRows::per_token));
+  def_fields(py::class_<LowRankInput>(m, "LowRankInput", "Rows that A is multiplied with, bf16 or f32."),
+             field("x", &LowRankInput::x), field("is_f32", &LowRankInput::is_f32),
+             field("divisor", &LowRankInput::divisor), field("columns", &LowRankInput::columns),
+             field("stride", &LowRankInput::stride));
+  def_fields(py::class_<LowRankOutput>(m, "LowRankOutput", "Rows that receive B (A x), bf16 or f32."),
+             field("y", &LowRankOutput::y), field("is_f32", &LowRankOutput::is_f32),
+             field("adds", &LowRankOutput::adds), field("width", &LowRankOutput::width),
+             field("stride", &LowRankOutput::stride));
+}
+
 }  // namespace
 
 void bind_device_launches(py::module_& parent) {
   py::module_ m = parent.def_submodule("device", "Arguments of a device's kernels for one layer.");
   bind_experts(m);
   bind_placing(m);
+  bind_adapters(m);
   bind_dense_launches(m);
 }
 

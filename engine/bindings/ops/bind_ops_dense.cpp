@@ -58,14 +58,15 @@ std::vector<std::string> formats_of(const PackedMatrix& matrix) {
   return names;
 }
 
-std::shared_ptr<LowRank> low_rank(const py::array& a, const py::array& b, int64_t first_row) {
+std::shared_ptr<LowRank> low_rank(const py::array& a, const py::array& b, int64_t first_row,
+                                  const LowRank* like) {
   const TensorView down = view_of(a), up = view_of(b);
   const float* const values = expect_f32(down, "LowRank: a", {kAny, kAny});
   const int64_t rank = down.shape[0], rows = up.shape[0], columns = down.shape[1];
   const float* const ups = expect_f32(up, "LowRank: b", {kAny, rank});
   const py::gil_scoped_release release;
   return std::make_shared<LowRank>(LowRank::Shape{first_row, rows, columns, static_cast<int>(rank)}, values,
-                                   ups);
+                                   ups, like);
 }
 
 void put_adapter(PackedMatrix& matrix, const std::shared_ptr<AdapterRows>& rows, int adapter,
@@ -204,7 +205,10 @@ void bind_dense_ops(py::module_& m) {
   py::class_<LowRank, std::shared_ptr<LowRank>>(
       m, "LowRank", "What an adapter adds to a product with some rows of a matrix: B (A x).")
       .def(py::init(&low_rank), py::arg("a"), py::arg("b"), py::arg("first_row") = 0,
-           "a: float32 [rank, columns]; b: float32 [rows, rank], for the matrix's rows from first_row on.")
+           py::arg("like") = py::none(),
+           "a: float32 [rank, columns]; b: float32 [rows, rank], for the matrix's rows from first_row on. "
+           "like: a "
+           "product that may have the same a, which then lies in memory once.")
       .def_property_readonly("bytes", &LowRank::bytes);
   py::class_<PackedMatrix, Packed>(m, "PackedMatrix", "Matrices stacked by rows, in the kernels' panels.")
       .def(py::init(&pack), py::arg("pool"), py::arg("parts"), py::arg("ranks") = py::none(),

@@ -93,7 +93,8 @@ void DeviceAccelerator::begin_step(const StepRows& rows) {
     profile.link_bandwidth_gbps /= factor;
     devices_[d]->applied_correction = factor;
   }
-  scheduler_.recalibrate(calibrated_.with_profile(std::move(machine)));
+  scheduler_.recalibrate(
+      calibrated_.with_profile(std::move(machine)).with_adapters(scheduler_.cost().adapter_bytes()));
 }
 
 void DeviceAccelerator::decided(const LayerDecision& decision, std::span<GroupPlacement> placements) {

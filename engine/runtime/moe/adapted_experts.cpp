@@ -28,6 +28,14 @@ void expect_fits(const ExpertStore& store, const ExpertPlace& place, int adapter
 
 }  // namespace
 
+double AdaptedExperts::bytes_per_expert(int num_rows) const {
+  double bytes = 0;
+  for (const int32_t adapter : rows_ == nullptr ? std::span<const int32_t>{} : of_rows(num_rows)) {
+    if (adapter >= 0 && adapter < std::ssize(bytes_)) bytes += bytes_[size_t(adapter)];
+  }
+  return num_rows == 0 ? 0 : bytes / num_rows;
+}
+
 void AdaptedExperts::put(const ExpertStore& store, const std::shared_ptr<const AdapterRows>& rows,
                          const ExpertPlace& place, int adapter, std::shared_ptr<const LowRank> part) {
   expect_fits(store, place, adapter, *part);
@@ -37,6 +45,8 @@ void AdaptedExperts::put(const ExpertStore& store, const std::shared_ptr<const A
     if ((store.holders(layer, expert) >> rank & 1) != 0) send_adapter(*ranks, rank, place, adapter, *part);
   }
   rows_ = rows;
+  if (std::ssize(bytes_) <= adapter) bytes_.resize(size_t(adapter) + 1);
+  bytes_[size_t(adapter)] += double(part->bytes()) / (double(store.num_layers()) * store.num_experts());
   if (store.expert(layer, expert) == nullptr) return;
   num_experts_ = size_t(store.num_experts());
   experts_.resize(size_t(store.num_layers()) * num_experts_);
@@ -47,6 +57,7 @@ void AdaptedExperts::put(const ExpertStore& store, const std::shared_ptr<const A
 
 void AdaptedExperts::drop(const ExpertStore& store, int adapter) {
   if (store.ranks() != nullptr && store.ranks()->rank() == 0) send_drop(*store.ranks(), adapter);
+  if (adapter < std::ssize(bytes_)) bytes_[size_t(adapter)] = 0;
   for (const std::unique_ptr<ExpertAdapters>& own : experts_) {
     if (own == nullptr) continue;
     for (MatrixAdapters* matrix : {&own->gate, &own->up, &own->down}) matrix->drop(adapter);

@@ -31,6 +31,10 @@ class AdaptedExperts {
     return rows_ == nullptr ? std::span<const int32_t>{} : rows_->of(0, num_rows);
   }
 
+  // Bytes that the adapters of num_rows rows of a step have in an expert that a row uses: the mean over the rows of the
+  // mean over all experts. 0 where no row uses one.
+  double bytes_per_expert(int num_rows) const;
+
   // `store` is the one that this belongs to. Between two steps only; rank 0 also sends the part to the other ranks that hold
   // the expert, and lets them drop it. Throws std::invalid_argument for an expert or a matrix that does not exist, or
   // another shape; RankFailure.
@@ -42,6 +46,7 @@ class AdaptedExperts {
   size_t num_experts_ = 0;                                // in a layer
   std::vector<std::unique_ptr<ExpertAdapters>> experts_;  // [layers, experts]; empty: no adapter was put
   std::shared_ptr<const AdapterRows> rows_;
+  std::vector<double> bytes_;  // by adapter: mean over the experts
 };
 
 }  // namespace twofold

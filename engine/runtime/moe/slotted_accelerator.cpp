@@ -178,6 +178,7 @@ void SlottedAccelerator::begin_step(const StepRows& rows) {
   decodes_only_ = std::count(shape.prefill_rows.begin(), shape.prefill_rows.end(), 0) ==
                   std::ptrdiff_t(shape.prefill_rows.size());
   shape.generated_rows = rows.generated;
+  scheduler().set_adapter_bytes(store_.adapted.bytes_per_expert(int(rows.requests.size())));
   publish_landed(std::move(shape));
 }
 

@@ -41,6 +41,16 @@ void FfnAdapters::read(const kernels::KernelTable& table, Part part, int row, co
     adapters->down(table, rows_[size_t(row)].adapter, x, 0, width_, ranks(part, row));
 }
 
+void FfnAdapters::read_input(const kernels::KernelTable& table, int row, const float* x) const {
+  read(table, kGate, row, x);
+  const MatrixAdapters *const gate = of(kGate, row), *const up = of(kUp, row);
+  const int adapter = rows_[size_t(row)].adapter;
+  if (gate != nullptr && up != nullptr && up->has_same_down(*gate, adapter))
+    std::copy_n(ranks(kGate, row), up->width(adapter), ranks(kUp, row));
+  else
+    read(table, kUp, row, x);
+}
+
 void FfnAdapters::add(const kernels::KernelTable& table, Part part, int row, int first, int count,
                       float* y) const {
   if (const MatrixAdapters* const adapters = of(part, row))

@@ -22,8 +22,12 @@ class FfnAdapters {
   bool uses(int row) const { return rows_[size_t(row)].adapter != AdapterRows::kNone; }
 
   enum Part : uint8_t { kGate, kUp, kDown };
-  // A x of a row's x: its input for gate and up, its activation for down.
-  void read(const kernels::KernelTable& table, Part part, int row, const float* x) const;
+  // A x of gate and up for a row's input, once where both have the same A.
+  void read_input(const kernels::KernelTable& table, int row, const float* x) const;
+  // A h of down for a row's activation.
+  void read_inner(const kernels::KernelTable& table, int row, const float* h) const {
+    read(table, kDown, row, h);
+  }
   // y += B (A x) in columns [first, first + count) of a row of the part's product.
   void add(const kernels::KernelTable& table, Part part, int row, int first, int count, float* y) const;
 
@@ -33,6 +37,7 @@ class FfnAdapters {
     int32_t adapter;
     int token;
   };
+  void read(const kernels::KernelTable& table, Part part, int row, const float* x) const;
   const MatrixAdapters* of(Part part, int row) const;
   float* ranks(Part part, int row) const { return t_ + (int64_t{row} * 3 + part) * width_; }
 

@@ -54,13 +54,16 @@ LowRank::Values LowRank::exact(const std::vector<float>& values) {
   return kept;
 }
 
-LowRank::LowRank(const Shape& shape, const float* a, const float* b) : shape_(shape) {
+LowRank::LowRank(const Shape& shape, const float* a, const float* b, const LowRank* like) : shape_(shape) {
   if (shape.first_row < 0 || shape.rows < 1 || shape.columns < 1 || shape.rank < 1) {
     throw std::invalid_argument("an adapter of rank " + std::to_string(shape.rank) + " for " +
                                 std::to_string(shape.rows) + " x " + std::to_string(shape.columns) +
                                 " weights; expected sizes of 1 or more");
   }
-  a_ = exact({a, a + shape.rank * shape.columns});
+  Values own = exact({a, a + shape.rank * shape.columns});
+  is_like_ = like != nullptr && like->shape_.columns == shape.columns && like->a_->dtype == own.dtype &&
+             like->a_->bytes == own.bytes;
+  a_ = is_like_ ? like->a_ : std::make_shared<const Values>(std::move(own));
   const int64_t num_panels = (shape.rows + kPanelRows - 1) / kPanelRows;
   std::vector<float> panels(static_cast<size_t>(num_panels * shape.rank * kPanelRows), 0.0f);
   for (int64_t row = 0; row < shape.rows; ++row) {
@@ -83,7 +86,7 @@ float LowRank::Values::at(int64_t index) const {
 
 std::vector<float> LowRank::values() const {
   std::vector<float> values;
-  for (int64_t i = 0; i < shape_.rank * shape_.columns; ++i) values.push_back(a_.at(i));
+  for (int64_t i = 0; i < shape_.rank * shape_.columns; ++i) values.push_back(a_->at(i));
   for (int64_t row = 0; row < shape_.rows; ++row) {
     for (int r = 0; r < shape_.rank; ++r) values.push_back(b_.at(place_of(row, r)));
   }
@@ -92,8 +95,8 @@ std::vector<float> LowRank::values() const {
 
 void LowRank::down(const kernels::KernelTable& table, const float* x, int first, int count, float* t) const {
   const int columns = static_cast<int>(shape_.columns);
-  const std::byte* const rows = a_.bytes.data() + first * shape_.columns * kernels::element_bytes(a_.dtype);
-  table.rows_of(a_.dtype).matmul(x, columns, rows, t, count, 1, count, columns);
+  const std::byte* const rows = a_->bytes.data() + first * shape_.columns * kernels::element_bytes(a_->dtype);
+  table.rows_of(a_->dtype).matmul(x, columns, rows, t, count, 1, count, columns);
 }
 
 void LowRank::up(const kernels::KernelTable& table, const float* t, int64_t first, int64_t count,
@@ -148,6 +151,11 @@ int MatrixAdapters::width(int adapter) const {
   int ranks = 0;
   for (const auto& part : parts(adapter)) ranks += part->rank();
   return ranks;
+}
+
+bool MatrixAdapters::has_same_down(const MatrixAdapters& other, int adapter) const {
+  const auto own = parts(adapter), theirs = other.parts(adapter);
+  return own.size() == 1 && theirs.size() == 1 && own.front()->has_same_a(*theirs.front());
 }
 
 void MatrixAdapters::down(const kernels::KernelTable& table, int adapter, const float* x, int first,

@@ -38,12 +38,14 @@ class LowRank {
     int64_t first_row, rows, columns;
     int rank;
   };
-  // a and b are row-major and copied. Throws std::invalid_argument for a size below 1.
-  LowRank(const Shape& shape, const float* a, const float* b);
+  // a and b are row-major and copied; where `like` has the same A, both keep one. Throws std::invalid_argument for a size below 1.
+  LowRank(const Shape& shape, const float* a, const float* b, const LowRank* like = nullptr);
 
   int rank() const { return shape_.rank; }
   const Shape& shape() const { return shape_; }
-  size_t bytes() const { return a_.bytes.size() + b_.bytes.size(); }
+  // Bytes in memory; an A that another part had before counts there.
+  size_t bytes() const { return (is_like_ ? 0 : a_->bytes.size()) + b_.bytes.size(); }
+  bool has_same_a(const LowRank& other) const { return a_ == other.a_; }
   // A, then B, as they were given.
   std::vector<float> values() const;
   // t[i] = A_i x for i in [first, first + count).
@@ -65,7 +67,8 @@ class LowRank {
   }
 
   Shape shape_;
-  Values a_;
+  std::shared_ptr<const Values> a_;
+  bool is_like_ = false;
   Values b_;  // [panels of rows][rank][kPanelRows], zeros after the last row
 };
 
@@ -85,6 +88,8 @@ class MatrixAdapters {
   int width(int adapter) const;
   // The part whose rows begin with first_row; null: none does.
   const LowRank* part(int adapter, int64_t first_row) const;
+  // Whether `down` of both gives the same: each has one part, and they share its A.
+  bool has_same_down(const MatrixAdapters& other, int adapter) const;
   // As LowRank, over all parts: t is [width].
   void down(const kernels::KernelTable& table, int adapter, const float* x, int first, int count,
             float* t) const;

@@ -261,9 +261,7 @@ void PackedFfn::encode_tokens(Step& step, int64_t first, int64_t end, float* tem
 void PackedFfn::read_input(const Step& step, int row, float* temporary) {
   const FfnAdapters& adapters = step.adapters;
   if (!adapters.uses(row)) return;
-  const float* const x = step.input.row(table_, adapters.token(row), hidden_, temporary);
-  adapters.read(table_, FfnAdapters::kGate, row, x);
-  adapters.read(table_, FfnAdapters::kUp, row, x);
+  adapters.read_input(table_, row, step.input.row(table_, adapters.token(row), hidden_, temporary));
 }
 
 void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
@@ -313,9 +311,9 @@ void PackedFfn::gate_and_up(Step& step, const PanelRange& piece) {
       } else {
         for (int i = 0; i < m; ++i) gated_(gated + i * width, upped + i * width, gated + i * width, n, limit);
       }
-      for (int i = 0; coarser && i < m; ++i) round_to_bf16(table_, gated + i * width, n);
-      for (int i = 0; adapted && i < m; ++i)
+      for (int i = 0; adapted && i < m; ++i)  // before any rounding, as on a device
         std::copy_n(gated + i * width, n, step.gated + (begin + block + i) * step.gated_stride + first);
+      for (int i = 0; coarser && i < m; ++i) round_to_bf16(table_, gated + i * width, n);
       table_.encode[int(kind)](gated, width, step.inner.writable_row(kind, begin + block),
                                step.inner.stride(kind), m, first, n, intermediate_);
     }
@@ -344,7 +342,7 @@ void PackedFfn::finish_inner(Step& step, int64_t chunk) {
                                step.inner.stride(kind), count, 0, intermediate_, intermediate_);
     }
     for (int i = 0; step.adapters.any(g) && i < count; ++i)
-      step.adapters.read(table_, FfnAdapters::kDown, row + i, gated + i * step.gated_stride);
+      step.adapters.read_inner(table_, row + i, gated + i * step.gated_stride);
     step.group_left[g].done();
     row += count;
   }

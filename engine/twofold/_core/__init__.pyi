@@ -387,8 +387,11 @@ class AdapterRows:
 class LowRank:
     """What an adapter adds to a product with some rows of a matrix: B (A x)."""
 
-    def __init__(self, a: NDArray[Any], b: NDArray[Any], first_row: int = 0) -> None:
-        """a: float32 [rank, columns]; b: float32 [rows, rank], for the matrix's rows from first_row on."""
+    def __init__(
+        self, a: NDArray[Any], b: NDArray[Any], first_row: int = 0, like: LowRank | None = None
+    ) -> None:
+        """a: float32 [rank, columns]; b: float32 [rows, rank], for the matrix's rows from first_row on. like: a
+        product that may have the same a, which then lies in memory once."""
     bytes: Final[int]
 
 class PackedMatrix:

@@ -39,7 +39,13 @@ class ExpertBuffers:
     """Addresses of the experts' buffers in device memory."""
 
     def __init__(
-        self, *, encoded: _Address, intermediate: _Address, outputs: _Address, gate_up: _Address = None
+        self,
+        *,
+        encoded: _Address,
+        intermediate: _Address,
+        outputs: _Address,
+        gate_up: _Address = None,
+        adapted: _Address = None,
     ) -> None: ...
 
 class EncodedRows:
@@ -129,6 +135,39 @@ class MailboxShape:
     def __init__(
         self, *, num_layers: int, max_tokens: int, top_k: int, hidden: int, num_ahead: int = 0
     ) -> None: ...
+
+def factors_bytes() -> int:
+    """Bytes of one matrix's entry in a table of factors."""
+
+class LowRankTable:
+    """Adapters' factors of a product in device memory."""
+
+    def __init__(
+        self, *, factors: _Address, num_entries: int, stride: int, first: int, count: int, max_rank: int
+    ) -> None: ...
+
+class AdaptedRows:
+    """The adapter of each token, and the rows of a product."""
+
+    def __init__(
+        self,
+        *,
+        adapters: _Address,
+        entries: _Address = None,
+        where: _Address = None,
+        num_tokens: int,
+        per_token: int,
+    ) -> None: ...
+
+class LowRankInput:
+    """Rows that A is multiplied with, bf16 or f32."""
+
+    def __init__(self, *, x: _Address, is_f32: bool, divisor: int, columns: int, stride: int) -> None: ...
+
+class LowRankOutput:
+    """Rows that receive B (A x), bf16 or f32."""
+
+    def __init__(self, *, y: _Address, is_f32: bool, adds: bool, width: int, stride: int) -> None: ...
 
 class KvPages:
     """One layer's keys and values: bf16 [pages, page_size, kv_heads, head_dim]."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -15,13 +17,16 @@ from twofold.adapters.ktransformers import FUSED_FILE, MANIFEST_FILE, read_fused
 from twofold.adapters.peft_config import CONFIG_FILE, read_settings
 from twofold.adapters.peft_files import MODEL_FILE, PeftReader, check_directory, open_tensors
 from twofold.adapters.settings import AdapterSettings
+from twofold.api.adapter_config import AdapterConfig
 from twofold.api.errors import ModelLoadError
 from twofold.api.regular_file import open_regular
+from twofold.weights.checkpoint import read_header
 from twofold.weights.gguf_file import SUFFIX, is_gguf
 
 MAX_RANK: Final = 512
 """Largest rank that is read unless the caller says otherwise."""
 _PIECE: Final = 1 << 20
+_SUFFIXES: Final = (".safetensors", ".gguf")
 
 
 def read_adapter(path: str | Path, base: BaseShapes, *, name: str = "", max_rank: int = MAX_RANK) -> Adapter:
@@ -78,3 +83,26 @@ def _digest(files: Iterable[Path]) -> str:
         except OSError as error:
             raise ModelLoadError(f"{file}: cannot be read: {error.strerror}") from None
     return digest.hexdigest()
+
+
+def reserved_bytes(config: AdapterConfig, *, as_f32: bool = False) -> int:
+    """Memory that the adapters to be loaded will take: the sizes of their files, of the largest if not all may stay.
+
+    as_f32: the most that it can be, which is more for files of 16 bits: values that bfloat16 lacks are kept in float32.
+    """
+    sizes = [
+        sum(_file_bytes(file, as_f32) for file in [path, *path.glob("*")] if file.is_file())
+        for path, _ in config.adapters.values()
+    ]
+    return sum(sorted(sizes)[-config.max_cpu_loras :])
+
+
+def _file_bytes(file: Path, as_f32: bool) -> int:
+    if file.suffix not in _SUFFIXES:
+        return 0
+    if as_f32 and file.suffix == SUFFIX:
+        return 2 * file.stat().st_size
+    if as_f32:
+        with contextlib.suppress(ModelLoadError):  # loading will refuse it
+            return sum(4 * math.prod(entry.shape) for entry in read_header(file).values())
+    return file.stat().st_size

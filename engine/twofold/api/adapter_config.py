@@ -35,7 +35,13 @@ class AdapterConfig:
         "adapter",
         several=True,
     )
-    max_loras: int = setting(8, "adapters that the requests of one step may use", low=1, high=1024)
+    max_loras: int = setting(
+        8,
+        "adapters that the requests of one step may use; with --lora-dir a GPU reserves memory for so many of the "
+        "largest rank",
+        low=1,
+        high=1024,
+    )
     max_lora_rank: int = setting(64, "largest rank of an adapter", low=1, high=4096)
     max_cpu_loras: int = setting(
         32,
@@ -48,6 +54,11 @@ class AdapterConfig:
         None,
         "directory that adapters may be loaded from while the server runs (default: only --lora-modules are served)",
     )
+
+    @property
+    def loads_adapters(self) -> bool:
+        """Whether an adapter may ever be loaded."""
+        return bool(self.lora_modules) or self.lora_dir is not None
 
     @property
     def adapters(self) -> dict[str, LoraModule]:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
 from twofold.blocks import ops
 from twofold.blocks.block_weights import BlockWeights
 from twofold.weights.weight_format import Activation
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 Norms = tuple["Tensor | None", "Tensor | None", "Tensor | None"]
 """Norm weights of q, k and v."""
+I64 = npt.NDArray[np.int64]
 DeviceState = tuple["Tensor", ...]
 """State that one block keeps of all sequences."""
 Allocate = Callable[..., "Tensor"]
@@ -56,6 +60,8 @@ class DeviceBatch:
     """int32 [S] where drafts are verified and layers keep records: how many of the rows directly before belong to the
     same sequence, one row each. Its first row begins from its own record; each row's state goes to the row's record.
     None: no sequence has several rows of one token."""
+    adapters: Tensor | None = None
+    """int32 [T] number of each row's adapter, -1: none; None: no row uses one."""
 
     def sequences(self) -> tuple[int, list[tuple[int, slice]]]:
         """Number of leading sequences with one token each, and (index, rows) of each other sequence."""
@@ -334,6 +340,13 @@ class DeviceWeights(Protocol):
 
     def matrix(self, *parts: str) -> Tensor:
         """Weights in bf16, the parts stacked row-wise."""
+
+    def reordered(self, matrix: Tensor, *, rows: I64 | None = None, columns: I64 | None = None) -> Tensor:
+        """A result of `matrix` with its rows, or its columns, in this order."""
+
+    def by_head(self, matrix: Tensor, rows: I64, *, is_transposed: bool = False) -> Tensor:
+        """Rows [heads, rows of a head] of a result of `matrix`, as [heads, rows, columns], or transposed within each
+        head."""
 
     def stack(self, part: str) -> Tensor:
         """Stacked matrices, bf16 [matrices, rows, columns]."""

@@ -185,12 +185,12 @@ class GatedDelta(ComposedBlock):
 
         return GatedDeltaOnDevice(
             self,
-            project=replace(project, weight=project.weight[torch.from_numpy(rows).to(device)]),
+            project=replace(project, weight=weights.reordered(project.weight, rows=rows)),
             conv=exact(source.vector("conv")[channels, 0]),
             decay_rate=exact(self.decay_rate(source)[heads]),
             decay_bias=exact(source.vector("decay_bias")[heads]),
             head_norm=weights.norm("head_norm"),
-            out=LinearOnDevice(out[:, torch.from_numpy(values).to(device)].contiguous()),
+            out=LinearOnDevice(weights.reordered(out, columns=values)),
         )
 
     def _order(self, *, grouped: bool, grouped_gates: bool) -> tuple[I64, I64, I64]:

@@ -206,7 +206,7 @@ class Gqa(ComposedBlock):
         project, factors = self.linear.device(weights), self.norms.query_factors(weights.source)
         if self.rotation is not None and self.rotation.neighbours:
             values = self.num_kv_heads * self.value_dim if "v" in self.project.matrices else 0
-            project = project.in_halves(self.head_dim, values + self.gate_rows)
+            project = project.in_halves(weights, self.head_dim, values + self.gate_rows)
         return GqaOnDevice(
             self,
             HeadShape(

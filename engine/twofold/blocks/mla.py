@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from twofold._core.device import MlaDecode, MlaPages, MlaRows
 from twofold.blocks import ops
 from twofold.blocks.attention.chosen import ChosenPositions, position_lists
@@ -234,10 +236,14 @@ class Mla(ComposedBlock):
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        nope, value, latent = self.qk_nope_head_dim, self.v_head_dim, self.kv_lora_rank
+        nope, value = self.qk_nope_head_dim, self.v_head_dim
         if "kv_b" in weights.source:
-            by_head = weights.matrix("kv_b").view(self.num_heads, nope + value, latent)
-            k_b, v_b = by_head[:, :nope].contiguous(), by_head[:, nope:].transpose(1, 2).contiguous()
+            both = weights.matrix("kv_b")
+            rows = np.arange(len(both)).reshape(self.num_heads, nope + value)
+            k_b, v_b = (
+                weights.by_head(both, rows[:, :nope]),
+                weights.by_head(both, rows[:, nope:], is_transposed=True),
+            )
         else:
             k_b, v_b = (weights.stack(part).transpose(1, 2).contiguous() for part in ("k_b", "v_b"))
         return MlaOnDevice(

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -33,6 +33,16 @@ class _Prepared:
     is_graph: bool
 
 
+class _Kind(NamedTuple):
+    """Steps that one graph computes."""
+
+    size: int
+    chained: bool
+    """Whether its rows hand states on."""
+    adapted: bool
+    """Whether rows use adapters."""
+
+
 @dataclass
 class DecodeGraphs:
     """Graphs of `step` by batch size, captured on demand. `step` computes outputs [S, ...] of a decode batch."""
@@ -49,24 +59,26 @@ class DecodeGraphs:
     """Whether layers keep records: rows of one sequence then take a graph of their own (`DeviceBatch.chain`)."""
     fall_back_reason: str | None = None
     """Why steps are launched kernel by kernel; None while they are graphs."""
-    _prepared: dict[tuple[int, bool], _Prepared] = field(default_factory=dict)
+    _prepared: dict[_Kind, _Prepared] = field(default_factory=dict)
 
-    def is_prepared(self, num_rows: int, has_drafts: bool = False) -> bool:
-        """Whether `prepare` has nothing to do for this number of rows."""
-        known = self._prepared.get(self._kind(num_rows, has_drafts))
+    def is_prepared(self, rows: Sequence[DecodeRow]) -> bool:
+        """Whether `prepare` has nothing to do for these rows."""
+        known = self._prepared.get(self._kind(rows))
         return known is not None and known.is_graph == (self.fall_back_reason is None)
 
-    def prepare(self, num_rows: int, has_drafts: bool = False) -> None:
-        """Capture a graph for this number of rows, or record that it cannot be captured; runs a rehearsal step.
+    def prepare(self, rows: Sequence[DecodeRow]) -> None:
+        """Capture a graph for such rows, or record that it cannot be captured; runs a rehearsal step.
 
         Raises:
             ValueError: more rows than a graph holds.
         """
-        if self.is_prepared(num_rows, has_drafts):
+        if self.is_prepared(rows):
             return
-        kind = size, chained = self._kind(num_rows, has_drafts)
+        kind = size, chained, adapted = self._kind(rows)
         with self.queue.active(), self.rehearsal():
-            inputs = DecodeInputs(size, self.page_size, self.max_pages, self.device, chained=chained)
+            inputs = DecodeInputs(
+                size, self.page_size, self.max_pages, self.device, chained=chained, adapted=adapted
+            )
             batch = inputs.batch
             outputs = tuple(torch.empty_like(made) for made in self.step(batch))
         self.queue.wait()
@@ -90,9 +102,8 @@ class DecodeGraphs:
         Raises:
             ValueError: more rows or pages than a graph holds.
         """
-        has_drafts = any(row.chain for row in rows)
-        self.prepare(len(rows), has_drafts)
-        prepared = self._prepared[self._kind(len(rows), has_drafts)]
+        self.prepare(rows)
+        prepared = self._prepared[self._kind(rows)]
         with self.queue.active():
             prepared.inputs.fill(rows)
         prepared.start()
@@ -102,15 +113,19 @@ class DecodeGraphs:
         """Drop captured graphs because the memory they read is about to move; steps are captured again on demand."""
         self._prepared.clear()
 
+    def forget_adapted(self) -> None:
+        """Drop the graphs of rows that use adapters, which change more than when they were captured."""
+        self._prepared = {kind: kept for kind, kept in self._prepared.items() if not kind.adapted}
+
     def fall_back(self, reason: str) -> None:
         """Launch kernel by kernel from now on; log the reason once."""
         if self.fall_back_reason is None:
             self.fall_back_reason = reason
             _log.warning("decode runs without CUDA graphs from now on: %s", reason)
 
-    def _kind(self, num_rows: int, has_drafts: bool) -> tuple[int, bool]:
-        """Size of the graph for these rows, and whether its rows hand states on."""
-        if not 1 <= num_rows <= BATCH_SIZES[-1]:
-            raise ValueError(f"a decode graph holds 1 to {BATCH_SIZES[-1]} rows, {num_rows} were given")
-        size = BATCH_SIZES[bisect.bisect_left(BATCH_SIZES, num_rows)]
-        return size, has_drafts and self.keeps_records
+    def _kind(self, rows: Sequence[DecodeRow]) -> _Kind:
+        if not 1 <= len(rows) <= BATCH_SIZES[-1]:
+            raise ValueError(f"a decode graph holds 1 to {BATCH_SIZES[-1]} rows, {len(rows)} were given")
+        size = BATCH_SIZES[bisect.bisect_left(BATCH_SIZES, len(rows))]
+        chained = self.keeps_records and any(row.chain for row in rows)
+        return _Kind(size, chained, any(row.adapter >= 0 for row in rows))

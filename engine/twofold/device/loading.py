@@ -15,6 +15,7 @@ from twofold.api.config import EngineConfig
 from twofold.api.control import MemorySplit
 from twofold.api.errors import CapacityError, KernelError
 from twofold.blocks import ops
+from twofold.device.adapters.loaded import DeviceAdapters
 from twofold.device.device import Device
 from twofold.device.finding import device_memories
 from twofold.device.memory.budget import device_cache_dtype, plan_devices
@@ -82,6 +83,12 @@ def load_on_device(
             homes=homes,
         )
         moe = load_experts(files, pool, choice, config, slots, progress)
+        adapters = None
+        if config.loads_adapters and len(devices) == 1:
+            reserved = needs.max_adapter_bytes(config)
+            adapters = DeviceAdapters(
+                files, model.matrices, moe.store, device=device, config=config, num_bytes=reserved
+            )
         runner = DeviceRunner(
             model,
             moe,
@@ -94,6 +101,7 @@ def load_on_device(
             num_draft_records=budget.num_draft_records,
             look_ahead=look_ahead,
             homes=homes,
+            adapters=adapters,
         )
     except torch.OutOfMemoryError as error:
         raise CapacityError(
@@ -130,4 +138,5 @@ def load_on_device(
         verifier=None if moe.plan.changes_outputs else runner,
         page_bytes=needs.kv_bytes_per_token * config.page_size,
         record_bytes=record_bytes,
+        adapters=adapters,
     )

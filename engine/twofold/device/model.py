@@ -23,6 +23,7 @@ from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import (
+    I64,
     DeviceBatch,
     DeviceBlock,
     DeviceKernels,
@@ -34,6 +35,8 @@ from twofold.blocks.device_step import (
 )
 from twofold.blocks.post_norm import PostNormOnDevice
 from twofold.blocks.rope import rope_tables
+from twofold.device.adapters.matrices import DeviceMatrices
+from twofold.device.adapters.step import AdaptedStep
 from twofold.models.model_files import ModelFiles
 from twofold.weights.weight_format import WeightMatrix
 
@@ -41,11 +44,36 @@ from twofold.weights.weight_format import WeightMatrix
 class TorchWeights:
     """See `DeviceWeights`: a block's tensors, dequantised on `pool` and copied to `device`."""
 
-    def __init__(self, source: BlockWeights, pool: ops.ThreadPool, device: torch.device) -> None:
+    def __init__(
+        self,
+        source: BlockWeights,
+        pool: ops.ThreadPool,
+        device: torch.device,
+        matrices: DeviceMatrices | None = None,
+    ) -> None:
+        """matrices: note there of which matrices each tensor is."""
         self.source, self._pool, self._device = source, pool, device
+        self._matrices = DeviceMatrices() if matrices is None else matrices
 
     def matrix(self, *parts: str) -> Tensor:
-        return torch.cat([self._copied(part, self.source.matrix(part)) for part in parts])
+        whole = torch.cat([self._copied(part, self.source.matrix(part)) for part in parts])
+        specs = [self.source.specs[part] for part in parts]
+        self._matrices.add(whole, [(spec.name, spec.shape[0]) for spec in specs])
+        return whole
+
+    def reordered(self, matrix: Tensor, *, rows: I64 | None = None, columns: I64 | None = None) -> Tensor:
+        made = matrix
+        for dimension, order in enumerate((rows, columns)):
+            if order is not None:
+                made = made.index_select(dimension, torch.from_numpy(order).to(made.device))
+        self._matrices.derive(made, matrix, rows=rows, columns=columns)
+        return made
+
+    def by_head(self, matrix: Tensor, rows: I64, *, is_transposed: bool = False) -> Tensor:
+        heads = matrix[torch.from_numpy(rows).to(matrix.device)]
+        made = heads.transpose(1, 2).contiguous() if is_transposed else heads
+        self._matrices.divide(made, matrix, rows, is_transposed=is_transposed)
+        return made
 
     def stack(self, part: str) -> Tensor:
         return torch.stack([self._copied(part, matrix) for matrix in self.source.stack(part)])
@@ -117,15 +145,16 @@ class DeviceModel:
 
         self._homes = [homes[block.layer] if homes else 0 for block in self._specs]
 
-        def on_device(weights: BlockWeights, home: int = 0) -> TorchWeights:
-            return TorchWeights(weights, pool, self._stages[home].device)
+        self.matrices = DeviceMatrices()  # where adapters find each matrix
 
+        def on_device(weights: BlockWeights, home: int) -> TorchWeights:
+            return TorchWeights(weights, pool, self._stages[home].device, self.matrices)
+
+        embedding, head = (TorchWeights(each, pool, device) for each in (files.embedding, files.head))
         try:
-            self._embedding = on_device(files.embedding).matrix("table")
+            self._embedding = embedding.matrix("table")
             layer_inputs = config.embedding.layer_inputs
-            self._layer_inputs = (
-                None if layer_inputs is None else layer_inputs.device(on_device(files.embedding))
-            )
+            self._layer_inputs = None if layer_inputs is None else layer_inputs.device(embedding)
             moe_layers = {layer: index for index, layer in enumerate(config.moe_layers)}
             self._blocks = [
                 block.device(on_device(weights, home), moe_layers.get(block.layer, -1))
@@ -136,7 +165,7 @@ class DeviceModel:
             self._routers = [block for block in self._blocks if isinstance(block, LookAheadRouter)]
             self._final_norm = torch.from_numpy(config.head.norm(files.head)).to(device)
             tied = config.head.tied
-            self._head = self._embedding if tied else on_device(files.head).matrix("vocabulary")
+            self._head = self._embedding if tied else head.matrix("vocabulary")
             self._rotations = self._rotation_tables(max_length)
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
@@ -179,9 +208,26 @@ class DeviceModel:
         """Each block's description with its state."""
         return list(zip(self._specs, state, strict=True))
 
-    def forward(self, batch: DeviceBatch, state: list[DeviceState], moe: DeviceMoe) -> Tensor:
-        """Hidden states f32 [T, hidden] after the last layer; updates the blocks' `state`."""
+    def forward(
+        self,
+        batch: DeviceBatch,
+        state: list[DeviceState],
+        moe: DeviceMoe,
+        adapted: AdaptedStep | None = None,
+    ) -> Tensor:
+        """Hidden states f32 [T, hidden] after the last layer; updates the blocks' `state`.
+
+        adapted: adapters of the rows; None: no row uses one.
+        """
+        with nullcontext() if adapted is None else adapted.dense_products():
+            return self._forward(batch, state, moe, adapted)
+
+    def _forward(
+        self, batch: DeviceBatch, state: list[DeviceState], moe: DeviceMoe, adapted: AdaptedStep | None
+    ) -> Tensor:
         hidden = self._embedding[batch.token_ids].float()
+        if adapted is not None:
+            adapted.change_embeddings(batch.token_ids, hidden)
         if self.config.embedding.scale != 1.0:
             hidden *= self.config.embedding.scale
         step = self._step_at(0, batch, moe)
@@ -229,10 +275,12 @@ class DeviceModel:
         rows = torch.nn.functional.rms_norm(hidden_rows, hidden_rows.shape[-1:], self._final_norm, head.eps)
         return rows / head.scale
 
-    def logits(self, hidden_rows: Tensor) -> Tensor:
-        """Logits f32 [R, vocabulary] of rows of forward's result."""
+    def logits(self, hidden_rows: Tensor, adapted: AdaptedStep | None = None) -> Tensor:
+        """Logits f32 [R, vocabulary] of rows of forward's result, whose adapters `adapted` has."""
         rows = normed(hidden_rows, self._final_norm, self.config.head.eps)
         logits = torch.nn.functional.linear(rows, self._head).float()
+        if adapted is not None:
+            adapted.change_logits(rows, logits)
         cap = self.config.head.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

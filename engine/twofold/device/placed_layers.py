@@ -20,6 +20,7 @@ from twofold import _core
 from twofold._core import Placement
 from twofold._core.device import CombinedLayer
 from twofold.blocks.device_step import CachePrior
+from twofold.device.adapters.step import AdaptedExperts
 from twofold.device.cache_prior import PriorRows
 from twofold.device.device import Device
 from twofold.device.placed_share import Parcel, PlacedShare
@@ -38,6 +39,7 @@ class PlacedLayers:
         cache_prior: float = 0.0,
         *,
         homes: Sequence[int] = (),
+        adapters: bool = False,
     ) -> None:
         """Allocate nothing yet: buffers grow with the largest step.
 
@@ -46,6 +48,7 @@ class PlacedLayers:
             accelerator: the devices' accelerator, which the executor plans for.
             cache_prior: routing bias towards experts that were in slots at the start of the step.
             homes: for each layer with experts the device with its dense part; empty: the first one.
+            adapters: whether rows may use adapters; of one device.
 
         Raises:
             ConfigError: a device has no kernels for the formats.
@@ -53,7 +56,8 @@ class PlacedLayers:
         self._device, self._homes = devices[0], homes or (0,) * shape.num_layers
         self._executor, self._shape = executor, shape
         self._shares = [
-            PlacedShare(device, accelerator, shape, index) for index, device in enumerate(devices)
+            PlacedShare(device, accelerator, shape, index, adapters=adapters)
+            for index, device in enumerate(devices)
         ]
         self._cache_prior = cache_prior
         self._prior_rows: PriorRows | None = None
@@ -64,6 +68,7 @@ class PlacedLayers:
         self._open: tuple[Any, Any, Any, int] | None = None
         self._ended: Any = None
         self._next_scores: Tensor | None = None
+        self._adapted: AdaptedExperts | None = None
 
     @property
     def look_ahead(self) -> Callable[[Tensor], None] | None:
@@ -73,8 +78,9 @@ class PlacedLayers:
     def _take_scores(self, scores: Tensor) -> None:
         self._next_scores = scores
 
-    def begin_step(self) -> None:
-        """Call after the executor's begin_step; discards an aborted step."""
+    def begin_step(self, adapted: AdaptedExperts | None = None) -> None:
+        """Call after the executor's begin_step; discards an aborted step. adapted: adapters of its rows."""
+        self._adapted = adapted
         self._open = self._ended = self._prior_rows = self._next_scores = None
 
     def cache_prior(self, moe_layer: int, num_tokens: int) -> CachePrior | None:
@@ -123,7 +129,10 @@ class PlacedLayers:
             if share is not home
         ]
         home.send()
-        home.compute(normed)
+        if self._adapted is None:
+            home.compute(normed)
+        else:
+            home.compute_adapted(normed, ids, where, self._adapted)
         for rows, pairs in (each for each in arriving if each is not None):
             home.outputs.index_copy_(0, pairs, rows.to(normed.device, non_blocking=True))
         from_cpu = self._cpu_rows(num_tokens)

@@ -29,6 +29,7 @@ from twofold._core.device import (
     tile_tokens_for,
 )
 from twofold.api.errors import CapacityError
+from twofold.device.adapters.step import AdaptedExperts
 from twofold.device.device import Device
 from twofold.device.layouts import I32, I64, layouts_of
 from twofold.experts.slot_plan import MoeShape
@@ -48,6 +49,7 @@ class _Room:
     intermediate: Tensor
     outputs: Tensor
     gate_up: Tensor
+    adapted: Tensor
     parcel: Parcel
 
 
@@ -66,12 +68,19 @@ class PlacedShare:
     """A device's part of each layer. Calls are in order: `open`, `send`, `compute`; its device is active."""
 
     def __init__(
-        self, device: Device, accelerator: _core.DeviceAccelerator, shape: MoeShape, index: int = 0
+        self,
+        device: Device,
+        accelerator: _core.DeviceAccelerator,
+        shape: MoeShape,
+        index: int = 0,
+        *,
+        adapters: bool = False,
     ) -> None:
         """Allocate nothing yet: buffers grow with the largest step.
 
         Args:
             accelerator: expert slots of all devices; index: this device's number among them.
+            adapters: whether rows may use adapters.
 
         Raises:
             ConfigError: the device has no kernels for the formats.
@@ -82,6 +91,7 @@ class PlacedShare:
         self._tensor_cores = layers_on_tensor_cores(shape)
         self._shared_bytes = device.shared_bytes
         self._room: _Room | None = None
+        self._has_adapters, self._is_adapted = adapters, False
         self._many = False
         self._encoded_as = ""
         self._ready: Sequence[_Launch] = ()
@@ -116,6 +126,18 @@ class PlacedShare:
         """Copy the parcel to the device."""
         assert self._room is not None
         self._room.parcel.send(self.device.stream())
+
+    def compute_adapted(self, normed: Tensor, ids: Tensor, where: int, adapted: AdaptedExperts) -> None:
+        """`compute` for rows that use adapters. ids: int32 [T, top_k]; where: address of the plan's placements."""
+        assert self._room is not None
+        parts, outputs = self._room.adapted, self._room.outputs
+        adapted.before(self._layer, normed, ids, where, parts)
+        self._is_adapted = True
+        try:
+            self.compute(normed)
+        finally:
+            self._is_adapted = False
+        adapted.after(self._layer, parts, ids, where, outputs)
 
     def compute(self, normed: Tensor) -> None:
         """Launch this device's experts of rows `normed` bf16 [T, hidden], which are on this device."""
@@ -191,7 +213,11 @@ class PlacedShare:
         assert room is not None
         stream, top_k = self.device.stream(), self._shape.top_k
         buffers = ExpertBuffers(
-            encoded=room.encoded, intermediate=room.intermediate, outputs=room.outputs, gate_up=room.gate_up
+            encoded=room.encoded,
+            intermediate=room.intermediate,
+            outputs=room.outputs,
+            gate_up=room.gate_up,
+            adapted=room.adapted if self._is_adapted else None,
         )
         if part.tiles is not None:
             rows = PrefillRows(x=normed, num_tokens=len(normed), top_k=top_k)
@@ -236,6 +262,7 @@ class PlacedShare:
             intermediate=empty(max(layout.intermediate_bytes(num_pairs) for layout in kinds), torch.uint8),
             outputs=empty((num_pairs, shape.hidden), torch.float32),
             gate_up=empty(2 * num_pairs * shape.intermediate if tensor_cores else 0, torch.float32),
+            adapted=empty((num_pairs if self._has_adapters else 0, 2, shape.intermediate), torch.float32),
             parcel=Parcel(self.device, parcel_bytes),
         )
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from twofold.api.errors import CapacityError, DeviceLostError, KernelError
 from twofold.blocks import ops
 from twofold.blocks.device_step import DeviceBatch
+from twofold.device.adapters.loaded import DeviceAdapters, rows_on_cpu, step_with
 from twofold.device.backend import ServedStep
 from twofold.device.checks.loss import finite_rows, finite_tokens, raise_if_lost
 from twofold.device.decode_inputs import DecodeRow
@@ -37,7 +38,7 @@ from twofold.device.table_layers import TableLayers
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.pins import cpu_layers
 from twofold.experts.placement import Mask
-from twofold.step.batch import verified_rows
+from twofold.step.batch import adapters_of, verified_rows
 from twofold.step.runner import pool_prompts, report_prompts
 from twofold.step.sampler import Sampler, pick_undecided
 from twofold.step.sequences import Schedule, ScheduledSequence
@@ -75,6 +76,7 @@ class DeviceRunner:
         graphs: bool = True,
         look_ahead: bool = False,
         homes: Seq[int] = (),
+        adapters: DeviceAdapters | None = None,
     ) -> None:
         """Allocate keys, values and records, and the buffers of table steps.
 
@@ -87,7 +89,7 @@ class DeviceRunner:
             watchdog_s: limit for the device's wait for the CPU's experts, and the CPU's wait for the device's posts.
             graphs: False: launch table steps kernel by kernel, for comparison.
             look_ahead: table steps also post the next layer's router scores, for expert prefetch.
-            homes: the device of each layer with experts, as in `PlacedLayers`.
+            homes: the device of each layer with experts, as in `PlacedLayers`. adapters: None: no row uses one.
 
         Raises:
             ConfigError: the device has no kernels for the experts' formats.
@@ -97,17 +99,16 @@ class DeviceRunner:
         self.pool: ops.ThreadPool = moe.pool
         self.vocab_size: int = model.config.vocab_size
         self.sampling_s = self.batch_s = 0.0
-        self.num_table_steps = 0
+        self.num_table_steps = self._num_failed_in_a_row = 0
         self.why_placed: str | None = _SEVERAL if len(devices) > 1 else None
         """Why steps are no longer table steps; None while they are."""
         self._model, self._page_size, self._watchdog_s = model, page_size, watchdog_s
-        self._num_pages, self._max_context = num_pages, max_context
+        self._num_pages, self._max_context, self._handshake = num_pages, max_context, handshake
         self._num_records = num_records + num_draft_records
-        self._handshake, self._looks_ahead, self._homes = handshake, look_ahead, homes
+        self._looks_ahead, self._homes, self._adapters = look_ahead, homes, adapters
         self._state = model.state(num_pages, page_size, self._num_records)
         self._logits = torch.empty(0)
         """Logits of the last step's sampled rows, those of drafts included."""
-        self._num_failed_in_a_row = 0
         self._picked: list[int] = []
         """Their tokens as the device picked them, with the random numbers that they get if all drafts are accepted."""
         self._devices, self._device, self._has_several = devices, devices[0], len(devices) > 1
@@ -125,7 +126,13 @@ class DeviceRunner:
         if moe.accelerator is None:
             raise ValueError("experts without an accelerator were given; those of a device were expected")
         self._placed = PlacedLayers(
-            self._devices, moe.accelerator, moe.executor, moe.shape, moe.plan.cache_prior, homes=self._homes
+            self._devices,
+            moe.accelerator,
+            moe.executor,
+            moe.shape,
+            moe.plan.cache_prior,
+            homes=self._homes,
+            adapters=self._adapters is not None,
         )
         if self._has_several:
             return
@@ -141,6 +148,7 @@ class DeviceRunner:
             cpu_layers=cpu_layers(moe.plan.devices),
             defers=moe.plan.num_deferred > 0,
             cache_prior=moe.plan.cache_prior,
+            adapters=self._adapters is not None,
         )
         self._table = device.native.table_step(self._layers.mailbox, moe.executor, moe.accelerator, moe.pool)
         self._graphs = DecodeGraphs(
@@ -153,6 +161,8 @@ class DeviceRunner:
             keeps_records=self._num_records > 0,
             fall_back_reason=fall_back_reason,
         )
+        if self._adapters is not None:
+            self._adapters.on_change = self._graphs.forget_adapted
 
     @property
     def why_eager(self) -> str | None:
@@ -247,15 +257,18 @@ class DeviceRunner:
     # ---- table steps -------------------------------------------------------------------------------------------------
 
     def _table_forward(self, batch: DeviceBatch) -> Outputs:
-        self._layers.begin_step()
-        logits = self._model.logits(self._model.forward(batch, self._state, self._layers))
+        adapted = step_with(self._adapters, batch.adapters)
+        self._layers.begin_step(None if adapted is None else adapted.experts)
+        hidden = self._model.forward(batch, self._state, self._layers, adapted)
+        logits = self._model.logits(hidden, adapted)
         return self._sampler.pick(logits), logits
 
     def _table_step(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
         rows = decode_rows(scheduled, self.memory.record_index)
-        self._prepare(len(rows), any(row.chain for row in rows))
+        self._prepare(rows)
         try:
-            tokens, logits = self._run_table_step(step, rows, scheduled, samplers)
+            with rows_on_cpu(self._adapters, [row.adapter for row in rows]):
+                tokens, logits = self._run_table_step(step, rows, scheduled, samplers)
         except LostStepError as lost:
             failure = self._give_up()
             raise LostStepError(f"launching a step failed ({failure})" if failure else str(lost)) from None
@@ -301,18 +314,18 @@ class DeviceRunner:
         _check(self._table.confirm())
         return tokens, logits
 
-    def _prepare(self, num_rows: int, has_drafts: bool) -> None:
-        """Prepare a step of this many rows and synchronise its number on both sides. Raises LostStepError."""
+    def _prepare(self, rows: list[DecodeRow]) -> None:
+        """Prepare a step of such rows and synchronise its number on both sides. Raises LostStepError."""
         if self.num_table_steps % _STEPS_PER_SPLIT == 0:
             with self._queue.active():
                 self._layers.refresh_split()
-        if self._graphs.is_prepared(num_rows, has_drafts):
+        if self._graphs.is_prepared(rows):
             return
         try:
-            self._graphs.prepare(num_rows, has_drafts)
+            self._graphs.prepare(rows)
             self._queue.wait()
         except (RuntimeError, KernelError) as error:
-            raise LostStepError(f"preparing a step of {num_rows} failed ({error})") from error
+            raise LostStepError(f"preparing a step of {len(rows)} failed ({error})") from error
         finally:
             self._layers.resynchronise()
 
@@ -334,21 +347,26 @@ class DeviceRunner:
             requests += [item.sequence.number] * item.num_tokens
             positions += range(begin, begin + item.num_tokens)
         generated = _generated(scheduled) if self.moe.plan.changes_outputs else []
-        self.moe.begin_step(step, requests, positions, generated, verified_rows(scheduled))
-        self._placed.begin_step()
-        with self._queue.active():
-            self._fill_cache_prior(self._placed, generated)
+        with self._queue.active(), rows_on_cpu(self._adapters, adapters_of(scheduled)):
+            self.moe.begin_step(step, requests, positions, generated, verified_rows(scheduled))
             batch, sampled_rows, first_rows = flattened(
                 scheduled, self._page_size, self._model.device, self.memory.record_index
             )
-            hidden = self._model.forward(batch, self._state, self._placed)
+            adapted = step_with(self._adapters, batch.adapters)
+            self._placed.begin_step(None if adapted is None else adapted.experts)
+            self._fill_cache_prior(self._placed, generated)
+            hidden = self._model.forward(batch, self._state, self._placed, adapted)
+
+            def logits_of(rows: list[int]) -> Tensor:
+                return self._model.logits(hidden[rows], None if adapted is None else adapted.of(rows))
+
             pool_prompts(
                 scheduled,
                 lambda rows: finite_rows(self._model.final_states(hidden[rows])),
-                lambda rows: finite_rows(self._model.logits(hidden[rows])),
+                lambda rows: finite_rows(logits_of(rows)),
             )
-            report_prompts(self.pool, scheduled, lambda rows: finite_rows(self._model.logits(hidden[rows])))
-            self._logits = self._model.logits(hidden[sampled_rows]) if samplers else hidden[:0]
+            report_prompts(self.pool, scheduled, lambda rows: finite_rows(logits_of(rows)))
+            self._logits = logits_of(sampled_rows) if samplers else hidden[:0]
             counts = [1 + len(item.drafts) for item in scheduled if item.samples]
             self._picked = self._pick(samplers, counts)
             self._queue.wait()

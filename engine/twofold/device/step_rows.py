@@ -14,6 +14,7 @@ from torch import Tensor
 
 from twofold.blocks.device_step import DeviceBatch
 from twofold.device.decode_inputs import DecodeRow
+from twofold.step.batch import adapters_of
 from twofold.step.sequences import ScheduledSequence
 
 RecordIndex = Callable[[int], int]
@@ -29,6 +30,7 @@ class _Piece(NamedTuple):
     record: int
     chain: int = 0
     """Pieces directly before it that belong to the same sequence."""
+    adapter: int = -1
 
     @property
     def end(self) -> int:
@@ -38,7 +40,7 @@ class _Piece(NamedTuple):
 def decode_rows(scheduled: Sequence[ScheduledSequence], record_index: RecordIndex) -> list[DecodeRow]:
     """Rows of a step in which every sequence decodes."""
     return [
-        DecodeRow(piece.token_ids[0], piece.begin, piece.pages, piece.record, piece.chain)
+        DecodeRow(piece.token_ids[0], piece.begin, piece.pages, piece.record, piece.chain, piece.adapter)
         for piece in _pieces(scheduled, record_index)
     ]
 
@@ -81,6 +83,7 @@ def flattened(
         host_seq_lens=tuple(lengths),
         records=narrow([piece.record for piece in pieces]),
         chain=narrow(chain) if any(chain) else None,
+        adapters=narrow(numbers) if (numbers := adapters_of(scheduled)) else None,
     )
     return batch, sampled_rows, first_rows
 
@@ -89,10 +92,12 @@ def _pieces(scheduled: Sequence[ScheduledSequence], record_index: RecordIndex) -
     for item in scheduled:
         sequence, begin = item.sequence, item.sequence.num_computed
         record = record_index(sequence.record or 0)
+        loaded = sequence.request.adapter
+        adapter = -1 if loaded is None else loaded.number
         if not item.drafts:
             end = begin + item.num_tokens
-            yield _Piece(sequence.token_ids[begin:end], begin, sequence.pages, record)
+            yield _Piece(sequence.token_ids[begin:end], begin, sequence.pages, record, adapter=adapter)
             continue
         for at, token in enumerate((sequence.token_ids[begin], *item.drafts)):
             own = record_index(item.records[at]) if item.records else record
-            yield _Piece((token,), begin + at, sequence.pages, own, at)
+            yield _Piece((token,), begin + at, sequence.pages, own, at, adapter)

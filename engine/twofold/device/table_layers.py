@@ -29,6 +29,7 @@ from twofold._core.device import (
     RoutedLayer,
 )
 from twofold.blocks.device_step import CachePrior
+from twofold.device.adapters.step import AdaptedExperts
 from twofold.device.cache_prior import PriorRows
 from twofold.device.device import Device
 from twofold.device.layouts import Grouping, SlotSource, StoreLayout, layouts_of
@@ -52,6 +53,7 @@ class TableLayers:
         cpu_layers: Collection[int] = (),
         defers: bool = False,
         cache_prior: float = 0.0,
+        adapters: bool = False,
     ) -> None:
         """Allocate the buffers of a step.
 
@@ -63,11 +65,13 @@ class TableLayers:
             cpu_layers: layers whose experts the device neither holds nor reads.
             defers: the host defers experts: every layer waits for the CPU's answer and adds the rows of all tokens.
             cache_prior: routing bias towards experts that were in slots at the start of the step.
+            adapters: whether rows may use adapters.
 
         Raises:
             ConfigError: the device has no kernels for the formats.
             KernelError, MemoryError: the device failed, or lacks memory.
         """
+        self._adapted: AdaptedExperts | None = None
         self._device, self._native, self._slots, self._shape = device, device.native, slots, shape
         self._watchdog_s = watchdog_s
         self._posting = True
@@ -92,9 +96,7 @@ class TableLayers:
         intermediate = max((layout.intermediate_bytes(num_pairs) for layout in kinds), default=0)
         self._encoded, self._intermediate = empty(encoded, torch.uint8), empty(intermediate, torch.uint8)
         self._outputs = empty((num_pairs, shape.hidden), torch.float32)
-        self._buffers = ExpertBuffers(
-            encoded=self._encoded, intermediate=self._intermediate, outputs=self._outputs
-        )
+        self._parts = empty((num_pairs if adapters else 0, 2, shape.intermediate), torch.float32)
         self._all_rows = empty(max_tokens, torch.uint8).fill_(int(Placement.CPU)) if defers else None
         self._always = empty(1, torch.int32).fill_(1)
         self._split = empty((shape.top_k + 1) ** 2, torch.uint8)
@@ -117,8 +119,9 @@ class TableLayers:
         self.handshake = handshake or (device.handshake(shape.hidden) if shape.num_layers else "kernels")
         self._number = 0
 
-    def begin_step(self) -> None:
-        """Start of a decode step, captured or not."""
+    def begin_step(self, adapted: AdaptedExperts | None = None) -> None:
+        """Start of a decode step, captured or not. adapted: adapters of its rows."""
+        self._adapted = adapted
         self._native.begin_step(self._step, self._device.stream())
 
     def forward(self, moe_layer: int, normed: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor) -> None:
@@ -141,7 +144,12 @@ class TableLayers:
             step=self._step,
             stream=stream,
         )
+        adapted, parts = self._adapted, self._parts
+        if adapted is not None:
+            adapted.before(moe_layer, normed, ids, where, parts)
         self._compute(self._layouts[moe_layer].kinds, normed)
+        if adapted is not None:
+            adapted.after(moe_layer, parts, ids, where, self._outputs)
         add = functools.partial(self._add, weights, hidden)
         results = self.mailbox.results
         if not self._posting:
@@ -170,6 +178,12 @@ class TableLayers:
             num_experts=shape.num_experts,
             shared_bytes=self._shared_bytes,
         )
+        buffers = ExpertBuffers(
+            encoded=self._encoded,
+            intermediate=self._intermediate,
+            outputs=self._outputs,
+            adapted=None if self._adapted is None else self._parts,
+        )
         encoded_as = ""
         for layout, groups in zip(kinds, self._grouping.kinds, strict=False):
             if layout.activations != encoded_as:
@@ -182,7 +196,7 @@ class TableLayers:
                     out=self._encoded,
                 )
                 self._native.encode(rows, stream)
-            self._native.decode_experts(layout, groups, self._buffers, bounds, stream)
+            self._native.decode_experts(layout, groups, buffers, bounds, stream)
 
     def _add(
         self,

@@ -19,18 +19,11 @@ from twofold.api.errors import CapacityError, ConfigError
 from twofold.api.types import LoadedAdapter
 from twofold.engine.inbox import Inbox
 from twofold.engine.scheduler import Scheduler
-from twofold.step.adapters import ModelAdapters
+from twofold.step.adapters import AdaptedModel
 
 MAX_NAME: Final = 256
 Parts = tuple[tuple[str, float], ...]
 """Names of adapters, each with the scale of its change."""
-_SUFFIXES: Final = (".safetensors", ".gguf")
-
-
-def reserved_bytes(config: AdapterConfig) -> int:
-    """Memory that the adapters to be loaded will take: the sizes of their files, of the largest if not all may stay."""
-    sizes = [sum(map(_file_bytes, [path, *path.glob("*")])) for path, _ in config.adapters.values()]
-    return sum(sorted(sizes)[-config.max_cpu_loras :])
 
 
 def numbers_in_use(inbox: Inbox, scheduler: Scheduler) -> set[int]:
@@ -39,10 +32,6 @@ def numbers_in_use(inbox: Inbox, scheduler: Scheduler) -> set[int]:
         # Waiting ones twice: a preempted sequence goes back there.
         live = (*inbox.new(), *scheduler.waiting, *scheduler.running, *scheduler.waiting)
         return {each.request.adapter.number for each in live if each.request.adapter is not None}
-
-
-def _file_bytes(path: Path) -> int:
-    return path.stat().st_size if path.suffix in _SUFFIXES and path.is_file() else 0
 
 
 @dataclass
@@ -74,7 +63,7 @@ class Adapters:
     def __init__(
         self,
         config: AdapterConfig,
-        model: ModelAdapters | None,
+        model: AdaptedModel | None,
         between_steps: Callable[[Callable[[], None]], None],
         numbers_in_use: Callable[[], set[int]],
     ) -> None:
@@ -228,10 +217,13 @@ class Adapters:
     def _read(self, known: KnownAdapter) -> LoadedAdapter:
         model = self._model
         if model is None:
-            raise ConfigError("adapters are computed on the CPU; start with --accelerator none or emulated")
+            raise ConfigError(
+                "the devices have no memory for adapters: start with --lora-modules or --lora-dir on one device, or "
+                "with --accelerator none"
+            )
         adapter = self._from_files(known, model)
         prepared = model.prepare(adapter)
-        self._make_room()
+        self._make_room(lambda: model.lacks_room(prepared))
         with self._lock:
             number = next(each for each in itertools.count() if each not in self._in_native())
         self._between_steps(lambda: model.put(number, prepared))
@@ -247,28 +239,39 @@ class Adapters:
             )
         return known.loaded
 
-    def _from_files(self, known: KnownAdapter, model: ModelAdapters) -> Adapter:
+    def _from_files(self, known: KnownAdapter, model: AdaptedModel) -> Adapter:
         if known.parts:
             with self._lock:
                 parts = [(self._known[name], scale) for name, scale in known.parts]
             return weighted_sum([(self._from_files(part, model), scale) for part, scale in parts], known.name)
         return read_adapter(known.path, model.shapes, name=known.name, max_rank=self._config.max_lora_rank)
 
-    def _make_room(self) -> None:
-        """Let idle adapters leave until one more fits."""
+    def _make_room(self, lacks_room: Callable[[], bool]) -> None:
+        """Let idle adapters leave until one more fits. lacks_room: whether the model has too little memory for it."""
         self._free_retired()
         with self._lock:
-            in_use = self._numbers_in_use() | self._held.keys()
             num_left = len(self._in_native()) - self._config.max_cpu_loras + 1
-            idle = [each for each in self._in_memory() if each.loaded and each.loaded.number not in in_use]
+            idle = self._idle()
             if num_left > len(idle):
                 raise CapacityError(
                     f"requests use all adapters that memory holds (--max-cpu-loras {self._config.max_cpu_loras}); "
                     "try later"
                 )
-            for known in sorted(idle, key=lambda each: each.used)[: max(num_left, 0)]:
+            for known in idle[: max(num_left, 0)]:
                 self._evict(known)
         self._free_retired()
+        while lacks_room():
+            with self._lock:
+                if not (idle := self._idle()):
+                    return
+                self._evict(idle[0])
+            self._free_retired()
+
+    def _idle(self) -> list[KnownAdapter]:
+        """Adapters in memory that no request uses, the least recently used first. Call with `_lock`."""
+        in_use = self._numbers_in_use() | self._held.keys()
+        idle = [each for each in self._in_memory() if each.loaded and each.loaded.number not in in_use]
+        return sorted(idle, key=lambda each: each.used)
 
     def _free_retired(self) -> None:
         """Free the memory of retired adapters that no request uses any more."""

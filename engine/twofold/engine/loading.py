@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofold import __version__, _core
+from twofold.adapters.reading import reserved_bytes
 from twofold.api.config import EngineConfig
 from twofold.api.errors import KernelError, ModelLoadError
 from twofold.api.pooling import ModelPooling, parse_pooler_config
@@ -28,7 +29,6 @@ from twofold.device.finding import (
     may_leave_devices,
     without_devices,
 )
-from twofold.engine.adapters import reserved_bytes
 from twofold.engine.host_plan import host_planner
 from twofold.engine.kv_cache import PagePool
 from twofold.engine.module_rules import ModuleRules, apply_rules
@@ -50,7 +50,7 @@ from twofold.models.bundled import bundled_model_path
 from twofold.models.config import ModelConfig
 from twofold.models.pooling import read_pooling
 from twofold.models.sizing import trace_sizes
-from twofold.step.adapters import ModelAdapters
+from twofold.step.adapters import AdaptedModel, ModelAdapters
 from twofold.step.capacity import plan_capacity
 from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.drafters.mtp import MtpDrafter
@@ -89,7 +89,7 @@ class EngineParts:
     """How the model pools hidden states."""
     weights: MappedFiles
     """Files that steps read weights from."""
-    adapters: ModelAdapters | None = None
+    adapters: AdaptedModel | None = None
     """Where adapters go; None: the runner computes none."""
     reload_on_cpu: Callable[[str], EngineParts] | None = None
     """Loads the model without its devices, for the given reason, with the packed experts. None: there are no devices,

@@ -205,7 +205,9 @@ class _Draft:
         given = next((name for name in SLOT_FIELDS if name in self.given), None)
         ratio = int(1000 * slots / budget.num_experts) / 1000 if budget.num_experts else 1.0
         name = given or "gpu_experts_ratio"
-        self.set(name, ratio, f"{slots} of {budget.num_experts} experts: what VRAM holds beside the KV cache")
+        reserved = budget.gpus[0].adapter_bytes
+        beside = f"the KV cache and {gib(reserved)} for LoRA adapters" if reserved else "the KV cache"
+        self.set(name, ratio, f"{slots} of {budget.num_experts} experts: what VRAM holds beside {beside}")
         if self.machine.devices:
             self.device_slots = tuple(split_slots(slots, budget.shares, budget.num_experts))
         if not sum(self.device_slots):

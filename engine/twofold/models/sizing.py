@@ -45,6 +45,8 @@ class ModelSize:
     """The part of each layer."""
     rotation_bytes: int
     """The rotation table, which every device with layers has."""
+    adapter_elements: int = 0
+    """Elements of an adapter of rank 1 that changes every matrix of the layers but the experts'."""
 
     @property
     def num_experts_total(self) -> int:
@@ -92,9 +94,12 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
     # The device has cosines and sines of the whole context, in float32.
     rotation = 4 * config.max_context * sum(dim for _, dim in config.rotations)
     of_layer = [0] * len(config.layers)
+    adapter_elements = 0
     for part, weights in dense:
         if isinstance(part, Block):
             of_layer[part.layer] += part.device_bytes(weights)
+            matrices = [spec.shape for spec in weights.specs.values() if spec.role == "matrix"]
+            adapter_elements += sum(map(sum, matrices))
     return ModelSize(
         config=config,
         dense_bytes=sum(part.host_bytes(weights) for part, weights in dense),
@@ -106,6 +111,7 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
         device_dense_bytes=sum(part.device_bytes(weights) for part, weights in dense) + rotation,
         device_layer_bytes=tuple(of_layer),
         rotation_bytes=rotation,
+        adapter_elements=adapter_elements,
     )
 
 

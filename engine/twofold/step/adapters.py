@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from twofold.weights.gguf_source import GgufSource
 from twofold.weights.weight_format import WeightMatrix
 
 _WEIGHT: Final = ".weight"
-_EMBEDDING: Final = "model.embed_tokens"
-_HEAD: Final = "lm_head"
+EMBEDDING_NAME: Final = "model.embed_tokens"
+HEAD_NAME: Final = "lm_head"
 
 
 def shapes_of(files: ModelFiles) -> BaseShapes:
@@ -30,7 +30,7 @@ def shapes_of(files: ModelFiles) -> BaseShapes:
     # A tied head has the embedding's spec. Its adapter is one of its own, but not in GGUF files.
     specs = list(dict.fromkeys(spec for _, weights in files.parts() for spec in weights.specs.values()))
     if files.config.head.tied:
-        specs.append(replace(files.head.specs["vocabulary"], name=f"{_HEAD}{_WEIGHT}", gguf=""))
+        specs.append(replace(files.head.specs["vocabulary"], name=f"{HEAD_NAME}{_WEIGHT}", gguf=""))
     experts = {}
     for block, weights in files.blocks():
         if isinstance(block, ExpertBlock):
@@ -41,6 +41,13 @@ def shapes_of(files: ModelFiles) -> BaseShapes:
     fields = files.tensors.file.fields if isinstance(files.tensors, GgufSource) else {}
     architecture = str(fields.get("general.architecture", ""))
     return BaseShapes.of_specs(specs, experts, renamed=files.config.renamed, architecture=architecture)
+
+
+def refused(adapter: Adapter, name: str) -> ModelLoadError:
+    """The error for a product of a matrix that takes none."""
+    return ModelLoadError(
+        f"adapter {adapter.name}: {name}: adapters do not change this matrix; train it without this module"
+    )
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,43 @@ class Prepared:
     @property
     def num_bytes(self) -> int:
         return sum(part.bytes for _, part in (*self.matrices, *self.experts))
+
+
+def low_rank_like(likes: dict[tuple[str, int], ops.LowRank], module: str, product: LowRank) -> ops.LowRank:
+    """A native product of an expert, which shares `a` with an earlier one of the same expert if it is the same array.
+
+    likes: products by module and address of `a`.
+    """
+    key = module, product.a.ctypes.data
+    made = ops.LowRank(product.a, product.b, like=likes.get(key))
+    likes.setdefault(key, made)
+    return made
+
+
+class AdaptedModel(Protocol):
+    """A loaded model that adapters may be put to. Changes happen between two steps."""
+
+    @property
+    def shapes(self) -> BaseShapes:
+        """The matrices of the model, for reading an adapter's files."""
+
+    def prepare(self, adapter: Adapter) -> Any:
+        """The adapter's products as `put` takes them, with their `num_bytes`. Takes its time; on any thread.
+
+        Raises ModelLoadError for a product of a matrix that takes none.
+        """
+
+    def lacks_room(self, prepared: Any) -> bool:
+        """Whether other adapters must leave memory first."""
+
+    def put(self, number: int, prepared: Any) -> None:
+        """Compute rows of the adapter `number` with these products, completely or not at all.
+
+        Raises ModelLoadError, and CapacityError where memory is too small.
+        """
+
+    def drop(self, number: int) -> None:
+        """Forget the adapter; no running request may use it. Safe for one that was never put."""
 
 
 @dataclass(frozen=True)
@@ -78,27 +122,32 @@ class ModelAdapters:
 
         Raises ModelLoadError for a product of a matrix that takes none.
         """
-        table, head = adapter.replaced.get(_EMBEDDING), adapter.replaced.get(_HEAD)
-        own_head = None if head is None else self._own_head(head, adapter.products.get(_HEAD))
-        ends = table, adapter.products.get(_EMBEDDING), own_head
+        table, head = adapter.replaced.get(EMBEDDING_NAME), adapter.replaced.get(HEAD_NAME)
+        own_head = None if head is None else self._own_head(head, adapter.products.get(HEAD_NAME))
+        ends = table, adapter.products.get(EMBEDDING_NAME), own_head
+        likes: dict[tuple[str, int], ops.LowRank] = {}
         prepared = Prepared(ends=AdapterEnds(*ends) if any(each is not None for each in ends) else None)
         for name, product in adapter.products.items():
-            if name == _EMBEDDING or (name == _HEAD and head is not None):
+            if name == EMBEDDING_NAME or (name == HEAD_NAME and head is not None):
                 continue
             module, _, part = name.rpartition(".")
             experts, _, expert = module.rpartition(".")
             if experts in self._layers:
                 place = self._layers[experts], int(expert), PARTS.index(part)
-                prepared.experts.append((place, ops.LowRank(product.a, product.b)))
+                prepared.experts.append((place, low_rank_like(likes, module, product)))
                 continue
             if (places := self._matrices.get(name)) is None:
-                raise self._refused(adapter, name, "adapters do not change this matrix")
+                raise refused(adapter, name)
             for matrix, first_row, own, transposed in places:
                 a, b = product.a, product.b[own.start : own.stop]
                 if transposed:
                     a, b = np.ascontiguousarray(b.T), np.ascontiguousarray(a.T)
                 prepared.matrices.append((matrix, ops.LowRank(a, b, first_row)))
         return prepared
+
+    def lacks_room(self, prepared: Prepared) -> bool:
+        """See `AdaptedModel.lacks_room`: only their number is bounded."""
+        return False
 
     def put(self, number: int, prepared: Prepared) -> None:
         """Compute rows of the adapter `number` with these products, completely or not at all. Raises ModelLoadError."""
@@ -128,10 +177,6 @@ class ModelAdapters:
         matrix = WeightMatrix(weights, "f32", weights.shape[1])
         return self.head.with_weight(ops.PackedMatrix(self.pool, [matrix]))
 
-    @staticmethod
-    def _refused(adapter: Adapter, name: str, reason: str) -> ModelLoadError:
-        return ModelLoadError(f"adapter {adapter.name}: {name}: {reason}; train it without this module")
-
     @cached_property
     def _matrices(self) -> dict[str, list[Stacked]]:
         """Where the rows of each matrix lie, by its name."""
@@ -141,7 +186,7 @@ class ModelAdapters:
             for part, places in weights.stacked.items()
         }
         return found | {
-            _HEAD: self.files.head.stacked["vocabulary"]
+            HEAD_NAME: self.files.head.stacked["vocabulary"]
         }  # whatever its tensor is called, where it is tied
 
     @cached_property

@@ -21,7 +21,7 @@ from twofold.api.control import MemorySplit
 from twofold.blocks import ops
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.placement import Mask
-from twofold.step.adapters import ModelAdapters
+from twofold.step.adapters import AdaptedModel
 from twofold.step.batch import StepBatch
 from twofold.step.model import LoadedModel
 from twofold.step.mtp_runner import MtpRunner
@@ -142,7 +142,7 @@ class LoadedRunner:
     """Drafts with the model's MTP layer; None: it is not run."""
     num_moe_layers: int | None = None
     """MoE layers of a step, without an MTP layer's; None: all."""
-    adapters: ModelAdapters | None = None
+    adapters: AdaptedModel | None = None
     """Where adapters are put; None: the runner computes none."""
 
 
@@ -178,9 +178,9 @@ class ModelRunner:
         began = time.perf_counter()
         scheduled, batch = schedule.items, self._batch.of(schedule)
         prepared = self._model.attention_batch(batch.meta)
+        self._model.adapters.set(batch.adapters)  # before the step is priced
         self.moe.begin_step(step, batch.requests, batch.positions, batch.generated, batch.verified)
         self.batch_s += time.perf_counter() - began
-        self._model.adapters.set(batch.adapters)
         hidden = self._model.forward(batch.token_ids, prepared, self._kv_cache, self.moe.executor)
         if self.follower is not None:
             self.follower(scheduled, self._model.tapped)

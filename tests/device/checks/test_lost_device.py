@@ -59,9 +59,9 @@ def fails_at(
     calls: list[int] = []
     logits = DeviceModel.logits
 
-    def faulty(self: DeviceModel, rows: torch.Tensor) -> torch.Tensor:
+    def faulty(self: DeviceModel, rows: torch.Tensor, adapted: None) -> torch.Tensor:
         calls.append(len(rows))
-        found = logits(self, rows)
+        found = logits(self, rows, adapted)
         return fault(found) if len(calls) >= call else found
 
     monkeypatch.setattr(DeviceModel, "logits", faulty)

@@ -45,6 +45,7 @@ void bind_cost_model(py::module_& m) {
            py::arg("profile"), py::arg("expert_bytes"), py::arg("flops_per_token"),
            py::arg("cpu_curve") = std::vector<std::pair<double, double>>{})
       .def("cpu_expert_us", &TestedCostModel::cpu_expert_us, py::arg("tokens"))
+      .def("with_adapters", &TestedCostModel::with_adapters, py::arg("bytes"))
       .def(
           "gpu_expert_us",
           [](const TestedCostModel& cost, int tokens) { return cost.home().gpu_expert_us(tokens); },

@@ -2,9 +2,10 @@
 // knows neither devices nor clocks. Every predicted time (planner and its memo, emulated accelerator, lab
 // simulator) comes from `CostModel::layer`, so all predictions agree by construction.
 //
-// With W = bytes of one expert, F = its flops for one token, n = tokens routed to it:
-//   t_cpu(S) = h + sum(o + max(W/B_cpu, F n/P_cpu)) * (1 + sum_d chi_d * dma_busy_d)    0 if S is empty
-//   t_d(S)   = x_d + g_d + sum(max(W/B_vram_d, F n/P_d))                                0 if S is empty
+// With W = bytes of one expert, A = bytes that adapters add to those read, F = its flops for one token, n = tokens
+// routed to it:
+//   t_cpu(S) = h + sum(o + max(W/B_cpu, F n/P_cpu) + A/B_cpu) * (1 + sum_d chi_d * dma_busy_d)    0 if S is empty
+//   t_d(S)   = x_d + g_d + sum(max(W/B_vram_d, F n/P_d) + A/B_vram_d)                             0 if S is empty
 //   upload j to device d lands at q_d + sum_{i<=j}(a_d + W/B_link_d)                    q_d = backlog of its link
 //   T_layer  = max(max_d t_d(hits, then each fetched expert not before it landed), t_cpu(rest)) + join
 // A machine is a host and devices d = 0, 1, ...; each has its own memory and link. One device, the layer's home,
@@ -13,6 +14,8 @@
 // The CPU works in order. With b = time until it finishes the previous layer's deferred experts, t_cpu begins
 // at b. If S is empty, the layer still waits for b, because that result joins here. The layer's own deferred
 // experts run after S and delay nothing before the next layer.
+// A (LoRA) is a mean over the step's rows of what each one's adapter has in an expert; 0 where no row uses one. A device
+// has the adapters' factors in its memory, so uploads are of W.
 // h is paid once per layer that uses the CPU. dma_busy_d is the share of the CPU's work during which link d
 // copies.
 #pragma once
@@ -114,9 +117,9 @@ struct DeviceSums {
 // The prices of one device for experts of one size.
 class DeviceCost {
  public:
-  // exchange_us: x, to the layer's home and back. cpu_expert_us: one expert of one token on the host.
+  // exchange_us: x, to the layer's home and back. cpu_expert_us: one expert of one token on the host. adapter_bytes: A.
   DeviceCost(const DeviceProfile& profile, double expert_bytes, double flops_per_token, double exchange_us,
-             double cpu_expert_us);
+             double cpu_expert_us, double adapter_bytes);
 
   const DeviceProfile& profile() const { return profile_; }
   double exchange_us() const { return exchange_us_; }
@@ -134,6 +137,7 @@ class DeviceCost {
   double exchange_us_;
   double expert_bytes_, flops_per_token_;
   double transfer_us_;
+  double adapter_us_;
   double miss_us_;
 };
 
@@ -141,9 +145,9 @@ class CostModel {
  public:
   // expert_bytes: W, as uploaded and as read. flops_per_token: F (a gated FFN: 6 * hidden * intermediate).
   // cpu_curve, if given, replaces o + max(W/B_cpu, F n/P_cpu): linear between its points, proportional to the
-  // last segment beyond; tokens strictly increasing, times positive. home: of the layers that are priced.
+  // last segment beyond; tokens strictly increasing, times positive. home: of the layers that are priced. adapter_bytes: A.
   CostModel(MachineProfile profile, double expert_bytes, double flops_per_token,
-            std::vector<CurvePoint> cpu_curve = {}, int home = 0);
+            std::vector<CurvePoint> cpu_curve = {}, int home = 0, double adapter_bytes = 0);
 
   const MachineProfile& profile() const { return profile_; }
   double expert_bytes() const { return expert_bytes_; }
@@ -151,11 +155,18 @@ class CostModel {
   const DeviceCost& device(int d) const { return devices_[static_cast<size_t>(d)]; }
   const DeviceCost& home() const { return device(home_); }
   // The same machine for layers whose home is device d.
-  CostModel with_home(int d) const { return {profile_, expert_bytes_, flops_per_token_, curve_, d}; }
+  CostModel with_home(int d) const {
+    return {profile_, expert_bytes_, flops_per_token_, curve_, d, adapter_bytes_};
+  }
   // The same experts on a machine with other figures.
   CostModel with_profile(MachineProfile profile) const {
-    return {std::move(profile), expert_bytes_, flops_per_token_, curve_, home_};
+    return {std::move(profile), expert_bytes_, flops_per_token_, curve_, home_, adapter_bytes_};
   }
+  // The same for steps whose adapters add so many bytes to each expert.
+  CostModel with_adapters(double bytes) const {
+    return {profile_, expert_bytes_, flops_per_token_, curve_, home_, bytes};
+  }
+  double adapter_bytes() const { return adapter_bytes_; }
   // Activations from one device to another, through the host.
   double exchange_us(int from, int to) const;
 
@@ -173,6 +184,8 @@ class CostModel {
                     std::span<const double> copying_us) const;
 
  private:
+  // Without adapters.
+  double cpu_weights_us(int tokens) const;
   // How much longer `work_us` of the CPU takes while links copy, as a factor less 1.
   double slowed_by(double work_us, std::span<const double> copying_us, double& dma_busy) const;
   double contention(size_t d) const { return profile_.devices[d].contention; }
@@ -182,6 +195,7 @@ class CostModel {
   double flops_per_token_;
   std::vector<CurvePoint> curve_;
   int home_;
+  double adapter_bytes_;
   std::vector<DeviceCost> devices_;
 };
 

@@ -55,6 +55,8 @@ class LayerScheduler {
   // Replaces the machine's figures: plans and prices follow them from now on, except an upload price that the
   // configuration set.
   void recalibrate(CostModel cost);
+  // Bytes that adapters add to each expert in the steps from now on (cost_model.h).
+  void set_adapter_bytes(double bytes);
   // See LayerPlanner.
   std::vector<uint8_t> split_table() { return planner_.split_table(); }
 

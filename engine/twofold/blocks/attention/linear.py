@@ -73,18 +73,14 @@ class LinearOnDevice:
     """f32; None: the input is read as it is."""
     eps: float = 0.0
 
-    def in_halves(self, head_dim: int, others: int) -> LinearOnDevice:
+    def in_halves(self, weights: DeviceWeights, head_dim: int, others: int) -> LinearOnDevice:
         """The same with the rows of each head reordered, so that pairs 2i, 2i + 1 become halves; the last `others` rows
-        are of no head."""
-        import torch
-
-        def reordered(rows: Tensor) -> Tensor:
-            heads, rest = torch.tensor_split(rows, (len(rows) - others,))
-            pairs = heads.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
-            return torch.cat([pairs.transpose(1, 2).reshape(heads.shape), rest])
-
-        bias = None if self.bias is None else reordered(self.bias)
-        return LinearOnDevice(reordered(self.weight), bias, self.norm, self.eps)
+        are of no head. weights: those that it was made with."""
+        heads, rest = np.split(np.arange(len(self.weight)), (len(self.weight) - others,))
+        pairs = heads.reshape(-1, head_dim // 2, 2)
+        rows = np.concatenate([pairs.swapaxes(1, 2).reshape(-1), rest])
+        bias = None if self.bias is None else self.bias[rows]
+        return LinearOnDevice(weights.reordered(self.weight, rows=rows), bias, self.norm, self.eps)
 
     def __call__(self, rows: Tensor) -> Tensor:
         from torch.nn import functional

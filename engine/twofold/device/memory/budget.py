@@ -68,10 +68,13 @@ class GpuBudget:
     expert_bytes: int
     """Slots and staging slots."""
     num_slots: int
+    adapter_bytes: int = 0
+    """Reserved for LoRA adapters."""
 
     @property
     def used_bytes(self) -> int:
-        return self.workspace_bytes + self.dense_bytes + self.kv_bytes + self.record_bytes + self.expert_bytes
+        kept = self.kv_bytes + self.record_bytes + self.expert_bytes
+        return self.workspace_bytes + self.dense_bytes + self.adapter_bytes + kept
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,9 @@ class DeviceBudget:
             + f"dense weights {gib(gpu.dense_bytes)}, "
             f"KV cache {gib(gpu.kv_bytes)} for {self.num_kv_tokens} tokens, {self._records(gpu)}{gpu.num_slots} of "
             f"{self.num_experts} experts ({gib(gpu.num_slots * self.slot_bytes)}), {self.num_staging} staging slots "
-            f"({gib(self.num_staging * self.slot_bytes)}), workspace {gib(gpu.workspace_bytes)}"
+            f"({gib(self.num_staging * self.slot_bytes)}), "
+            + (f"LoRA adapters {gib(gpu.adapter_bytes)}, " if gpu.adapter_bytes else "")
+            + f"workspace {gib(gpu.workspace_bytes)}"
             for number, gpu in enumerate(self.gpus, 1)
         )
 
@@ -159,15 +164,16 @@ def plan_devices(
     parts = needs.shares(len(memories), homes)
     on_each = WORKSPACE_BYTES + config.max_num_batched_tokens * needs.activation_bytes_per_token
     workspaces = [on_each + _SAMPLED_ROWS * needs.sampled_row_bytes, *([on_each] * (len(memories) - 1))]
+    adapters = [needs.adapter_bytes(config)] if len(memories) == 1 else [0] * len(memories)
     rooms = [
-        limit - part.dense_bytes - workspace
-        for limit, part, workspace in zip(limits, parts, workspaces, strict=True)
+        limit - part.dense_bytes - workspace - reserved
+        for limit, part, workspace, reserved in zip(limits, parts, workspaces, adapters, strict=True)
     ]
     num_records, num_draft_records = _plan_records(config, needs, rooms, parts)
     kept_records = 0 if num_records is None else num_records + num_draft_records + 1
     record_bytes = [kept_records * part.record_bytes for part in parts]
     rooms = [room - records for room, records in zip(rooms, record_bytes, strict=True)]
-    _check_rooms(config, memories, rooms, parts, workspaces)
+    _check_rooms(config, memories, rooms, parts=parts, workspaces=workspaces, adapters=adapters)
     tokens, kv_bytes = _kv_tokens(config, needs, rooms, parts)
     left = [max(room - kept, 0) for room, kept in zip(rooms, kv_bytes, strict=True)]
     num_slots, num_staging, shares = _slots(config, needs, left, shares)
@@ -181,6 +187,7 @@ def plan_devices(
             record_bytes=record_bytes[n],
             expert_bytes=(count + num_staging) * needs.slot_bytes,
             num_slots=count,
+            adapter_bytes=adapters[n],
         )
         for n, count in enumerate(split_slots(num_slots, shares or (1.0,), everything))
     )
@@ -202,16 +209,21 @@ def _check_rooms(
     config: EngineConfig,
     memories: Sequence[DeviceMemory],
     rooms: Sequence[int],
+    *,
     parts: Sequence[DeviceShare],
     workspaces: Sequence[int],
+    adapters: Sequence[int],
 ) -> None:
     """ConfigError: a GPU has no room for one page of its layers' KV cache."""
     for number, (room, part) in enumerate(zip(rooms, parts, strict=True)):
         usable = memories[number].usable_bytes(config.gpu_memory_utilization)
         if room < config.page_size * part.kv_bytes_per_token and (number == 0 or part.dense_bytes):
+            reserved = (
+                f", {gib(adapters[number])} for LoRA adapters (--max-loras)" if adapters[number] else ""
+            )
             raise ConfigError(
-                f"the dense weights ({gib(part.dense_bytes)}) and a workspace of {gib(workspaces[number])} leave no "
-                f"room for a KV cache in the {gib(usable)} that may be used of the GPU "
+                f"the dense weights ({gib(part.dense_bytes)}){reserved} and a workspace of {gib(workspaces[number])} "
+                f"leave no room for a KV cache in the {gib(usable)} that may be used of the GPU "
                 f"({gib(memories[number].free_bytes)} are free); raise --gpu-memory-utilization (now "
                 f"{config.gpu_memory_utilization}), end other programs on the GPU, or use --accelerator none"
             )

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from twofold import _core
+from twofold._core.device import factors_bytes
+from twofold.adapters.reading import reserved_bytes
+from twofold.api.adapter_config import AdapterConfig
+from twofold.api.config import EngineConfig
 from twofold.models.sizing import ModelSize
+
+_SLACK_BYTES: Final = 16 * 2**20
+"""Alignment of an adapter's arrays."""
+_DENSE_ENTRIES: Final = 256
+"""Entries of a decoder layer's dense matrices in the adapters' tables: heads where latent attention has them."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,8 @@ class DeviceNeeds:
     max_context: int
     activation_bytes_per_token: int = 0
     """Peak activation memory of one layer in a prefill chunk, per token."""
+    adapted_bytes_per_token: int = 0
+    """Further memory of such a layer where tokens may use adapters."""
     sampled_row_bytes: int = 0
     """Logits of one token plus the sampler's intermediates."""
     record_bytes: int = 0
@@ -46,6 +57,24 @@ class DeviceNeeds:
     """The part of each decoder layer in `dense_bytes`, `kv_bytes_per_token` and `record_bytes`."""
     rotation_bytes: int = 0
     """The rotation table, in `dense_bytes`."""
+    adapter_elements: int = 0
+    """As in `ModelSize`."""
+
+    def adapter_bytes(self, config: EngineConfig) -> int:
+        """Memory reserved for LoRA adapters on the only device: `max_adapter_bytes`, and what a step needs."""
+        if not config.loads_adapters:
+            return 0
+        return self.max_adapter_bytes(config) + config.max_num_batched_tokens * self.adapted_bytes_per_token
+
+    def max_adapter_bytes(self, config: AdapterConfig) -> int:
+        """Memory of adapters and the tables that kernels find them through: those to be loaded, or `max_loras` of the
+        largest rank that change the dense matrices, if these are more and may be loaded while the server runs."""
+        of_rank = 2 * self.adapter_elements * config.max_loras if config.lora_dir is not None else 0
+        entries = 3 * self.num_layers * self.num_experts + _DENSE_ENTRIES * len(self.layers)
+        tables = factors_bytes() * config.max_cpu_loras * entries
+        return (
+            max(reserved_bytes(config, as_f32=True), of_rank * config.max_lora_rank) + tables + _SLACK_BYTES
+        )
 
     @property
     def slot_bytes(self) -> int:
@@ -99,6 +128,7 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
         top_k=size.config.routed.top_k,
         max_context=size.config.max_context,
         activation_bytes_per_token=model.routed.top_k * pair_bytes + 10 * model.hidden_size + 8 * elements,
+        adapted_bytes_per_token=8 * model.routed.top_k * model.routed.intermediate_size,
         sampled_row_bytes=40 * model.vocab_size,
         record_bytes=sum(block.device_record_bytes for layer in model.layers for block in layer),
         layers=tuple(
@@ -112,4 +142,5 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
             for number, (layer, state_layer) in enumerate(zip(model.layers, model.state_layers, strict=True))
         ),
         rotation_bytes=size.rotation_bytes,
+        adapter_elements=size.adapter_elements,
     )

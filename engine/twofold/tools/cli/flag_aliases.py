@@ -339,7 +339,7 @@ SGLANG: Final = (
           values=_lora_paths),
     _to("max_loras", "--max-loras-per-batch"),
     _to("max_cpu_loras", "--max-loaded-loras"),
-    _ignored("an adapter's files say which matrices it changes, and they are computed on the CPU",
+    _ignored("an adapter's files say which matrices it changes, and how they are computed is chosen here",
              "--lora-backend", "--max-lora-chunk-size"),
     _ignored("an adapter's files say which matrices it changes", "--lora-target-modules", nargs="+"),
     _only(("lru",), "the least recently used adapter leaves memory first", "--lora-eviction-policy"),
