@@ -15,8 +15,8 @@ from twofold.step.adapters import ModelAdapters
 from twofold.tools.cli.main import main
 from twofold.training.finetune import run
 
+from tests.engine.adapter_runs import answers, engine_of
 from tests.engine.model_runs import load
-from tests.engine.test_adapters import answers, engine_of
 from tests.models.transformers_runs import one_torch_thread, reference, reference_logits
 
 __all__ = ["one_torch_thread"]  # a fixture

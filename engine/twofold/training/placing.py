@@ -147,7 +147,8 @@ def _cpu_curve(layer: ExpertLayer, factors: tuple[Factors, ...]) -> list[tuple[i
     factors: of gate, up and down, all three.
     """
     num_experts, _, hidden = factors[0].a.shape
-    of_layer, points = min(_TIMED_EXPERTS, num_experts), []
+    of_layer = min(_TIMED_EXPERTS, num_experts)
+    points: list[tuple[int, float]] = []
     for tokens in _TIMED_TOKENS:
         x = torch.ones(tokens * of_layer, hidden).requires_grad_()
         ids = torch.arange(of_layer).repeat_interleave(tokens)[:, None]
