@@ -329,10 +329,10 @@ void encode(kernels::ActivationKind kind, const char* name) {
 // What an adapter of rank 16 adds to a token's projection, and the rows of an embedding.
 void adapters() {
   Recorded run;
-  constexpr int kRank = 16, kRows = 4096, kTokens = 2, kVocabulary = 64;
+  constexpr int kRank = 16, kMatrixRows = 4096, kTokens = 2, kVocabulary = 64;
   const std::vector<LowRankFactors> factors{{run.zeros<uint16_t>("a", size_t(kRank * kHidden)),
-                                             run.zeros<uint16_t>("b", size_t(kRank * kRows)), 0, kRows, kRank,
-                                             0}};
+                                             run.zeros<uint16_t>("b", size_t(kRank * kMatrixRows)), 0,
+                                             kMatrixRows, kRank, 0}};
   const LowRankTable table{run.copy("factors", factors), 1, 1, 0, 1, kRank};
   const AdaptedRows rows{run.zeros<int32_t>("adapters", kTokens), nullptr, nullptr, kTokens, 1};
   auto* t = run.zeros<float>("t", size_t(kTokens * kRank));
@@ -343,7 +343,8 @@ void adapters() {
       "low_rank_down");
   report(run, "low_rank_down");
   run.check(launch_low_rank_up(table, rows, t,
-                               {run.zeros<uint16_t>("y", size_t(kTokens * kRows)), false, true, kRows, kRows},
+                               {run.zeros<uint16_t>("y", size_t(kTokens * kMatrixRows)), false, true,
+                                kMatrixRows, kMatrixRows},
                                nullptr),
             "low_rank_up");
   report(run, "low_rank_up");
