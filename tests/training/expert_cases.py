@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from twofold import _core
 from twofold.blocks import ops
+from twofold.training.experts import ExpertLayer
 from twofold.training.factors import Factors
 from twofold.weights.weight_format import WeightMatrix, element_type
 
+MakeMatrix: TypeAlias = Callable[[np.random.Generator, str, int, int], WeightMatrix]
 EXPERTS, HIDDEN, INNER, RANK, TOKENS, TOP_K = 6, 256, 256, 3, 150, 3
 CASES: dict[str, dict[str, Any]] = {
     "f32": {"formats": ("f32",) * 3},
@@ -74,6 +77,15 @@ class Case:
         return torch.nn.functional.silu(gate).clamp(max=limit) * up
 
 
+def quantised(draw: np.random.Generator, format: str, rows: int, columns: int) -> WeightMatrix:
+    """Normal weights in a format."""
+    values = draw.normal(scale=columns**-0.5, size=(rows, columns)).astype(np.float32)
+    data = values if format == "f32" else ops.quantise_rows(ops.ThreadPool(1), values, format)
+    return WeightMatrix(
+        np.frombuffer(data.tobytes(), element_type(format)).reshape(rows, -1), format, columns
+    )
+
+
 def case_of(
     formats: tuple[str, str, str],
     activation: str = "silu",
@@ -81,7 +93,9 @@ def case_of(
     limit: float = 0.0,
     hidden: int = HIDDEN,
     inner: int = INNER,
+    make: MakeMatrix | None = None,
 ) -> Case:
+    """make: (generator, format, rows, columns) to a matrix; None: normal weights, quantised here."""
     draw, pool = np.random.default_rng(5), ops.ThreadPool(1)
     store = _core.ExpertStore(
         EXPERTS, hidden, inner, [formats], activation=activation, biases=biases, limits=[limit]
@@ -90,13 +104,7 @@ def case_of(
     for format, (rows, columns) in zip(
         formats, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True
     ):
-        of_experts = []
-        for _ in range(EXPERTS):
-            values = draw.normal(scale=columns**-0.5, size=(rows, columns)).astype(np.float32)
-            data = values if format == "f32" else ops.quantise_rows(pool, values, format)
-            packed = np.frombuffer(data.tobytes(), element_type(format)).reshape(rows, -1)
-            of_experts.append(WeightMatrix(packed, format, columns))
-        matrices.append(of_experts)
+        matrices.append([(make or quantised)(draw, format, rows, columns) for _ in range(EXPERTS)])
     store.put(pool, 0, 0, list(zip(*matrices, strict=True)))
     added = draw.normal(scale=0.3, size=(EXPERTS, 2 * inner + hidden)).astype(np.float32)
     if biases:
@@ -123,3 +131,25 @@ def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, list[Factors], Tensor]:
         for (rows, columns), scale in zip(shapes, (0.5, 2.0, 1.5), strict=True)
     ]
     return x, ids, weights, factors, dy
+
+
+def run(case: Case, threads: int = 2, *, keeps: bool = True) -> list[Tensor]:
+    """y, and the gradients of x, the weights and all factors."""
+    x, ids, weights, factors, dy = inputs(case)
+    leaves = [x, weights, *(each for pair in factors for each in (pair.a, pair.b))]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    layer = ExpertLayer(ops.ThreadPool(threads), case.store, 0, keeps=keeps)
+    y = layer(x, ids, weights, tuple(factors))
+    return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+
+
+def by_torch(case: Case) -> list[Tensor]:
+    """The same in float64."""
+    x, ids, weights, factors, dy = inputs(case)
+    of_torch = [(each.a.double(), each.b.double(), each.scale) for each in factors]
+    leaves = [x.double(), weights.double(), *(each for a, b, _ in of_torch for each in (a, b))]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    y = case.expected(leaves[0], ids, leaves[1], of_torch)
+    return [y.detach(), *torch.autograd.grad(y, leaves, dy.double())]

@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from twofold.blocks import ops
 from twofold.training.experts import ExpertLayer
 
-from tests.training.expert_cases import CASES, Case, case_of, inputs
-
-
-def run(case: Case, threads: int = 2, *, keeps: bool = True) -> list[Tensor]:
-    """y, and the gradients of x, the weights and all factors."""
-    x, ids, weights, factors, dy = inputs(case)
-    leaves = [x, weights, *(each for pair in factors for each in (pair.a, pair.b))]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    layer = ExpertLayer(ops.ThreadPool(threads), case.store, 0, keeps=keeps)
-    y = layer(x, ids, weights, tuple(factors))
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+from tests.training.expert_cases import CASES, by_torch, case_of, inputs, run
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_output_and_gradients_are_those_of_torch(name: str) -> None:
     case = case_of(**CASES[name])
-    x, ids, weights, factors, dy = inputs(case)
-    of_torch = [(each.a.double(), each.b.double(), each.scale) for each in factors]
-    leaves = [x.double(), weights.double(), *(each for a, b, _ in of_torch for each in (a, b))]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    y = case.expected(leaves[0], ids, leaves[1], of_torch)
-    expected = [y.detach(), *torch.autograd.grad(y, leaves, dy.double())]
-    for ours, theirs in zip(run(case), expected, strict=True):
+    for ours, theirs in zip(run(case), by_torch(case), strict=True):
         error = (ours - theirs).abs().max() / theirs.abs().max()
         assert error < 1e-5, f"{error:.1e} of the largest of {tuple(theirs.shape)}"
         assert theirs.abs().max() > 1e-3
+
+
+def test_gradients_are_differences_of_the_output() -> None:
+    """Without torch's derivatives: the change of the output between two near inputs. Without a limit, where it bends."""
+    case = case_of(**CASES["gelu"])
+    x, ids, weights, factors, dy = inputs(case)
+    layer = ExpertLayer(ops.ThreadPool(2), case.store, 0)
+    _, dx, dweights, *of_factors = run(case)
+    torch.manual_seed(7)
+    leaves = [x, weights, *(part for each in factors for part in (each.a, each.b))]
+    for leaf, gradient in zip(leaves, (dx, dweights, *of_factors), strict=True):
+        kept, towards = leaf.clone(), torch.randn_like(leaf)
+        sums = []
+        for step in (1e-3, -1e-3):
+            leaf.copy_(kept + step * towards)
+            y = layer(x, ids, weights, tuple(factors))
+            sums.append(float((y.double() * dy.double()).sum()))
+        leaf.copy_(kept)
+        along = float((gradient.double() * towards.double()).sum())
+        room = 2e-2 * float(gradient.double().norm())
+        assert abs((sums[0] - sums[1]) / 2e-3 - along) < room
 
 
 @pytest.mark.parametrize("name", ["q4_k beside q6_k", "gpt-oss"])
