@@ -95,7 +95,7 @@ def make_runner(
     adapters = None
     if loras is not None:
         adapters = DeviceAdapters(
-            files, model.matrices, moe.store, device=on, config=loras, num_bytes=ADAPTER_BYTES
+            files, model.matrices, moe.store, devices=devices, config=loras, num_bytes=ADAPTER_BYTES
         )
     runner = DeviceRunner(
         model,
@@ -251,3 +251,20 @@ class Lost:
     def lose(self, patch: pytest.MonkeyPatch, way: str) -> None:
         # A plain function, so that it is bound to the layers.
         patch.setattr(TableLayers, "forward", lambda *given: getattr(self, way)(*given))
+
+
+@contextmanager
+def two_devices(fake: ModuleType, *rooms: int) -> Iterator[None]:
+    """This machine has devices with so much memory, on one clock."""
+    opened: list[Any] = []
+
+    def find(index: int = 0) -> tuple[FakeDevice | None, str]:
+        if index >= len(rooms):
+            return None, "there is no such device, only " + ", ".join(f"cuda:{n}" for n in range(len(rooms)))
+        clock = {"beside": opened[0]} if opened else {"tick_us": 2.0}
+        opened.append(fake.open_device(index, total_bytes=rooms[index], **clock))
+        return FakeDevice(opened[-1]), ""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twofold.device.finding.find_device", find)
+        yield

@@ -20,7 +20,7 @@ def test_output_and_gradients_are_those_of_torch(name: str) -> None:
 
 
 def test_gradients_are_differences_of_the_output() -> None:
-    """Without torch's derivatives: the change of the output between two near inputs. Without a limit, where it bends."""
+    """Without torch's derivatives: the change of the output between two near inputs. No limit, where it would bend."""
     case = case_of(**CASES["gelu"])
     x, ids, weights, factors, dy = inputs(case)
     layer = ExpertLayer(ops.ThreadPool(2), case.store, 0)

@@ -84,10 +84,10 @@ def load_on_device(
         )
         moe = load_experts(files, pool, choice, config, slots, progress)
         adapters = None
-        if config.loads_adapters and len(devices) == 1:
+        if config.loads_adapters:
             reserved = needs.max_adapter_bytes(config)
             adapters = DeviceAdapters(
-                files, model.matrices, moe.store, device=device, config=config, num_bytes=reserved
+                files, model.matrices, moe.store, devices=devices, config=config, num_bytes=reserved
             )
         runner = DeviceRunner(
             model,

@@ -50,15 +50,16 @@ class TorchWeights:
         pool: ops.ThreadPool,
         device: torch.device,
         matrices: DeviceMatrices | None = None,
+        home: int = 0,
     ) -> None:
-        """matrices: note there of which matrices each tensor is."""
-        self.source, self._pool, self._device = source, pool, device
+        """matrices: note there of which matrices each tensor is, and the number of its device, home."""
+        self.source, self._pool, self._device, self._home = source, pool, device, home
         self._matrices = DeviceMatrices() if matrices is None else matrices
 
     def matrix(self, *parts: str) -> Tensor:
         whole = torch.cat([self._copied(part, self.source.matrix(part)) for part in parts])
         specs = [self.source.specs[part] for part in parts]
-        self._matrices.add(whole, [(spec.name, spec.shape[0]) for spec in specs])
+        self._matrices.add(whole, [(spec.name, spec.shape[0]) for spec in specs], self._home)
         return whole
 
     def reordered(self, matrix: Tensor, *, rows: I64 | None = None, columns: I64 | None = None) -> Tensor:
@@ -148,7 +149,7 @@ class DeviceModel:
         self.matrices = DeviceMatrices()  # where adapters find each matrix
 
         def on_device(weights: BlockWeights, home: int) -> TorchWeights:
-            return TorchWeights(weights, pool, self._stages[home].device, self.matrices)
+            return TorchWeights(weights, pool, self._stages[home].device, self.matrices, home)
 
         embedding, head = (TorchWeights(each, pool, device) for each in (files.embedding, files.head))
         try:

@@ -48,7 +48,7 @@ class PlacedLayers:
             accelerator: the devices' accelerator, which the executor plans for.
             cache_prior: routing bias towards experts that were in slots at the start of the step.
             homes: for each layer with experts the device with its dense part; empty: the first one.
-            adapters: whether rows may use adapters; of one device.
+            adapters: whether rows may use adapters.
 
         Raises:
             ConfigError: a device has no kernels for the formats.
@@ -68,7 +68,7 @@ class PlacedLayers:
         self._open: tuple[Any, Any, Any, int] | None = None
         self._ended: Any = None
         self._next_scores: Tensor | None = None
-        self._adapted: AdaptedExperts | None = None
+        self._adapted: Sequence[AdaptedExperts] = ()
 
     @property
     def look_ahead(self) -> Callable[[Tensor], None] | None:
@@ -78,8 +78,8 @@ class PlacedLayers:
     def _take_scores(self, scores: Tensor) -> None:
         self._next_scores = scores
 
-    def begin_step(self, adapted: AdaptedExperts | None = None) -> None:
-        """Call after the executor's begin_step; discards an aborted step. adapted: adapters of its rows."""
+    def begin_step(self, adapted: Sequence[AdaptedExperts] = ()) -> None:
+        """Call after the executor's begin_step; discards an aborted step. adapted: adapters of its rows by device."""
         self._adapted = adapted
         self._open = self._ended = self._prior_rows = self._next_scores = None
 
@@ -124,15 +124,15 @@ class PlacedLayers:
         where = parcel.put(plan.where)
         all_rows = parcel.put(np.full(num_tokens, int(Placement.CPU), np.uint8)) if plan.joins_deferred else 0
         arriving = [
-            self._begin_elsewhere(share, plan, moe_layer, normed, parcel)
+            self._begin_elsewhere(share, plan, moe_layer, (normed, ids), parcel)
             for share in self._shares
             if share is not home
         ]
         home.send()
-        if self._adapted is None:
-            home.compute(normed)
+        if self._adapted:
+            home.compute_adapted(normed, ids, where, self._adapted[index])
         else:
-            home.compute_adapted(normed, ids, where, self._adapted)
+            home.compute(normed)
         for rows, pairs in (each for each in arriving if each is not None):
             home.outputs.index_copy_(0, pairs, rows.to(normed.device, non_blocking=True))
         from_cpu = self._cpu_rows(num_tokens)
@@ -160,22 +160,34 @@ class PlacedLayers:
         self._open = None if elsewhere else before[0], began, self._ended[0], index
 
     def _begin_elsewhere(
-        self, share: PlacedShare, plan: _core.LayerPlan, moe_layer: int, normed: Tensor, home: Parcel
+        self,
+        share: PlacedShare,
+        plan: _core.LayerPlan,
+        moe_layer: int,
+        routed: tuple[Tensor, Tensor],
+        home: Parcel,
     ) -> tuple[Tensor, Tensor] | None:
         """Launch another device's experts: (outputs f32 [n, hidden] there, their pairs int64 [n] on the layer's
         device). None: it has none.
 
-        home: the parcel of the layer's device, which the pairs' numbers travel with.
+        Args:
+            routed: rows and their experts' numbers on the layer's device.
+            home: the parcel of the layer's device, which the pairs' numbers travel with.
         """
-        parcel = share.open(plan, moe_layer, len(normed))
+        parcel = share.open(plan, moe_layer, len(routed[0]))
         if not share.has_work:
             return None
         parts = plan.ready(share.index), plan.awaited(share.index)
         pairs = np.concatenate([part.pairs for part in parts]).astype(np.int64)
         here, there = parcel.put_tensor(pairs), home.put_tensor(pairs)
+        where = parcel.put(plan.where) if self._adapted else 0
         with share.device.active():
             share.send()
-            share.compute(normed.to(share.device.torch_device, non_blocking=True))
+            normed, ids = (each.to(share.device.torch_device, non_blocking=True) for each in routed)
+            if self._adapted:
+                share.compute_adapted(normed, ids, where, self._adapted[share.index])
+            else:
+                share.compute(normed)
             return share.outputs.index_select(0, here), there
 
     def _end_layer(self) -> None:

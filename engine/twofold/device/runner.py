@@ -258,7 +258,8 @@ class DeviceRunner:
 
     def _table_forward(self, batch: DeviceBatch) -> Outputs:
         adapted = step_with(self._adapters, batch.adapters)
-        self._layers.begin_step(None if adapted is None else adapted.experts)
+        experts = [] if adapted is None else adapted.experts
+        self._layers.begin_step(experts[0] if experts else None)
         hidden = self._model.forward(batch, self._state, self._layers, adapted)
         logits = self._model.logits(hidden, adapted)
         return self._sampler.pick(logits), logits
@@ -353,7 +354,7 @@ class DeviceRunner:
                 scheduled, self._page_size, self._model.device, self.memory.record_index
             )
             adapted = step_with(self._adapters, batch.adapters)
-            self._placed.begin_step(None if adapted is None else adapted.experts)
+            self._placed.begin_step(() if adapted is None else adapted.experts)
             self._fill_cache_prior(self._placed, generated)
             hidden = self._model.forward(batch, self._state, self._placed, adapted)
 

@@ -218,8 +218,8 @@ class Adapters:
         model = self._model
         if model is None:
             raise ConfigError(
-                "the devices have no memory for adapters: start with --lora-modules or --lora-dir on one device, or "
-                "with --accelerator none"
+                "the devices have no memory for adapters: start with --lora-modules or --lora-dir, or with "
+                "--accelerator none"
             )
         adapter = self._from_files(known, model)
         prepared = model.prepare(adapter)

@@ -18,7 +18,7 @@ from twofold.device.adapters.loaded import DeviceAdapters
 from twofold.engine import Engine
 
 from tests.device.adapters.adapted_runs import RANKS, adapted_runner, write_adapters
-from tests.device.runner_runs import found_device
+from tests.device.runner_runs import found_device, two_devices
 from tests.tiny_models.kernel_sizes import QWEN
 from tests.tiny_models.writing import write_tiny_model
 
@@ -94,6 +94,29 @@ def test_scores_in_a_batch_are_those_of_each_adapter_alone(load: Any, files: tup
     assert min(distance(alone[name], alone[None]) for name in NAMES) > 0.5
     assert distance(alone["a"], alone["b"]) > 0.5
     assert engine.stats().placement.hits > 0
+
+
+def test_several_devices_compute_adapters_of_the_layers_and_experts_they_have(
+    simt: ModuleType, load: Any, files: tuple[Path, list[Path]]
+) -> None:
+    settings = {"lora_modules": modules(files[1]), "gpu_experts_ratio": 0.5}
+    asked: list[str | None] = ["a", None, "b"]
+    one = scores(load(**settings), asked)
+    with two_devices(simt, 2 << 30, 2 << 30):
+        engine = Engine.load(
+            EngineConfig(
+                model=str(files[0]), devices="cuda:0,cuda:1", cpu_threads=1, max_total_tokens=512, **settings
+            )
+        )
+    for ours, theirs in zip(scores(engine, asked), one, strict=True):
+        assert distance(ours, theirs) < 0.1
+    model = engine._parts.adapters
+    assert isinstance(model, DeviceAdapters)
+    assert [len(place.memory) for place in model._devices] == [2, 2]
+    engine.adapters.unload("a")
+    engine.adapters.unload("b")
+    assert [len(place.memory) for place in model._devices] == [0, 0]
+    engine.close()
 
 
 def test_adapters_come_and_go_while_the_engine_serves(load: Any, files: tuple[Path, list[Path]]) -> None:

@@ -99,6 +99,27 @@ def test_ways_to_compute_a_step_agree(simt: ModuleType, tmp_path: Path) -> None:
     assert errors_of(plain, found[0])[~rows].min() > 0.1
 
 
+@pytest.mark.parametrize("homes", [(), (0, 1)])
+def test_two_devices_compute_adapters_as_one(
+    simt: ModuleType, tmp_path: Path, homes: tuple[int, ...]
+) -> None:
+    """All experts in slots: equal logits, bit by bit, wherever the dense layers and the experts are."""
+    model = replace(QWEN, num_layers=2, mlp_only_layers=())
+    path = write_tiny_model(tmp_path / "model", model)
+    paths = write_adapters(tmp_path, adapted_runner(simt, path, slots=0))
+    slots, found = model.num_layers * model.num_experts, []
+    for options in (
+        {"table_steps": False},
+        {"others": [{}], "tensor_split": (0.4, 0.6), "homes": homes},
+    ):
+        runner = adapted_runner(simt, path, slots=slots, **options)
+        put(adapters_of(runner), paths)
+        found.append(scripted(runner, len(USES), TOKENS, QWEN.vocab_size, adapters=USES))
+        assert runner.moe.counts().cpu_misses == 0
+    assert {each.layout.home for each in adapters_of(runner)._dense} == {0, *homes}
+    np.testing.assert_array_equal(found[1], found[0])
+
+
 def test_steps_without_adapters_launch_none(
     simt: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

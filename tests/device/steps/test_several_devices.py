@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -42,7 +40,7 @@ from tests.device.placed_layers import (
     run_step,
     steps,
 )
-from tests.device.runner_runs import make_runner, scripted
+from tests.device.runner_runs import make_runner, scripted, two_devices
 from tests.tiny_models.writing import TinyModel, write_tiny_model
 
 TINY = TinyModel(dtype="bfloat16", hidden_size=64, head_dim=64, num_layers=3, num_experts=10)
@@ -248,23 +246,6 @@ def test_more_tokens_than_one_device_can_keep_are_divided() -> None:
     budget = planned(EngineConfig(model="m", max_total_tokens=65_536), 12, 12)
     assert budget.num_kv_tokens == 65_536
     assert 0 < budget.homes.count(1) < 48
-
-
-@contextmanager
-def two_devices(fake: ModuleType, *rooms: int) -> Iterator[None]:
-    """This machine has devices with so much memory, on one clock."""
-    opened: list[Any] = []
-
-    def find(index: int = 0) -> tuple[FakeDevice | None, str]:
-        if index >= len(rooms):
-            return None, "there is no such device, only " + ", ".join(f"cuda:{n}" for n in range(len(rooms)))
-        clock = {"beside": opened[0]} if opened else {"tick_us": 2.0}
-        opened.append(fake.open_device(index, total_bytes=rooms[index], **clock))
-        return FakeDevice(opened[-1]), ""
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("twofold.device.finding.find_device", find)
-        yield
 
 
 def answer(tiny: Path, tokens: int = 12, **settings: Any) -> tuple[list[int], Engine]:

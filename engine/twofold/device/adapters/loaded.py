@@ -21,7 +21,7 @@ from twofold.api.errors import CapacityError, ModelLoadError
 from twofold.blocks import ops
 from twofold.device.adapters.factors import FactorBytes, FactorTable, moved
 from twofold.device.adapters.matrices import DeviceMatrices, Layout, Part
-from twofold.device.adapters.products import DenseTable, Products
+from twofold.device.adapters.products import DenseTable, HomeRows, Products
 from twofold.device.adapters.step import EMBEDDING, HEAD, HEAD_PRODUCT, TABLE, AdaptedStep
 from twofold.device.device import Device
 from twofold.models import ModelFiles
@@ -55,6 +55,17 @@ class DevicePrepared:
 
 
 @dataclass(frozen=True)
+class _Place:
+    """One of the devices."""
+
+    device: Device
+    products: Products
+    experts: FactorTable
+    memory: dict[int, Tensor] = field(default_factory=dict)
+    """Factors by the adapter's number: the same on each device, as any may compute an expert."""
+
+
+@dataclass(frozen=True)
 class _Dense:
     """A dense tensor that adapters may change."""
 
@@ -72,38 +83,42 @@ class DeviceAdapters:
         matrices: DeviceMatrices,
         store: _core.ExpertStore,
         *,
-        device: Device,
+        devices: Sequence[Device],
         config: AdapterConfig,
         num_bytes: int,
     ) -> None:
         """Allocate the tables.
 
         Args:
-            matrices: of the dense part on the device; store: the experts in host memory.
-            num_bytes: device memory that is reserved for adapters and these tables.
+            matrices: of the dense part on the devices; store: the experts in host memory.
+            num_bytes: memory of each device that is reserved for adapters and these tables.
         """
         self.steps = AdapterSteps()
         """The adapters of the rows of experts that the CPU computes."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when captured steps no longer compute all that adapters change."""
-        self._files, self._store, self._device, self._config = files, store, device, config
-        self._products = Products(device)
-        number, rank, on = config.max_cpu_loras, config.max_lora_rank, device.torch_device
-        with device.active():
-            self._dense = [
-                _Dense(
-                    tensor,
-                    layout,
-                    FactorTable((1, number, max(layout.num_heads, 1), len(layout.parts)), rank, on),
-                )
-                for tensor, layout in matrices.items()
-            ]
-            shape = (store.num_layers, number, files.config.routed.num_experts, len(PARTS))
-            self._experts = FactorTable(shape, rank, on)
-            self._ends = FactorTable((1, number, 1, _NUM_ENDS), rank, on)
-        tables = [self._experts, self._ends, *(each.table for each in self._dense)]
+        self._files, self._store, self._config = files, store, config
+        number, rank = config.max_cpu_loras, config.max_lora_rank
+        self._dense = [
+            _Dense(
+                tensor,
+                layout,
+                FactorTable(
+                    (1, number, max(layout.num_heads, 1), len(layout.parts)),
+                    rank,
+                    devices[layout.home].torch_device,
+                ),
+            )
+            for tensor, layout in matrices.items()
+        ]
+        shape = (store.num_layers, number, files.config.routed.num_experts, len(PARTS))
+        self._devices = [
+            _Place(device, Products(device), FactorTable(shape, rank, device.torch_device))
+            for device in devices
+        ]
+        self._ends = FactorTable((1, number, 1, _NUM_ENDS), rank, devices[0].torch_device)
+        tables = [self._devices[0].experts, self._ends, *(each.table for each in self._dense)]
         self._limit = num_bytes - sum(each.num_bytes for each in tables)
-        self._memory: dict[int, Tensor] = {}
         self._changed: dict[int, DenseTable] = {}
         self._changes_experts = self._changes_ends = False
 
@@ -114,16 +129,19 @@ class DeviceAdapters:
 
     @property
     def num_bytes(self) -> int:
-        """Device memory of all adapters."""
-        return sum(map(len, self._memory.values()))
+        """Memory of all adapters on each device."""
+        return sum(map(len, self._devices[0].memory.values()))
 
     def step(self, adapters: Tensor) -> AdaptedStep:
-        """A step whose rows use these adapters: int32 [T] on the device, -1: none."""
+        """A step whose rows use these adapters: int32 [T] on the first device, -1: none."""
+        homes = [
+            HomeRows(each.products, adapters.to(each.device.torch_device, non_blocking=True))
+            for each in self._devices
+        ]
         return AdaptedStep(
-            self._products,
-            adapters,
+            homes,
             self._changed,
-            self._experts if self._changes_experts else None,
+            [each.experts for each in self._devices] if self._changes_experts else [],
             self._ends if self._changes_ends else None,
         )
 
@@ -138,7 +156,7 @@ class DeviceAdapters:
                 f"{self._config.max_lora_rank}, for which the device has room; raise it"
             )
         data, on_cpu, likes = FactorBytes(), [], dict[tuple[str, int], ops.LowRank]()
-        experts, dense = self._experts.empty(), dict[int, npt.NDArray[Any]]()
+        experts, dense = self._devices[0].experts.empty(), dict[int, npt.NDArray[Any]]()
         for name, product in adapter.products.items():
             if name in (EMBEDDING_NAME, HEAD_NAME):
                 continue
@@ -191,28 +209,38 @@ class DeviceAdapters:
     def drop(self, number: int) -> None:
         """Forget the adapter; no running request may use it. Safe for one that was never put."""
         self._store.drop_adapter(number)
-        with self._device.active():
-            self._device.synchronise()
-            for table in (self._experts, self._ends, *(each.table for each in self._dense)):
-                table.drop(number)
-            self._memory.pop(number, None)
-            self._device.synchronise()
+        for home, place in enumerate(self._devices):
+            with place.device.active():
+                place.device.synchronise()
+                for table in self._tables(home):
+                    table.drop(number)
+                place.memory.pop(number, None)
+                place.device.synchronise()
 
     def _put(self, number: int, prepared: DevicePrepared) -> None:
-        for place, part in prepared.on_cpu:
-            self._store.put_adapter(self.steps.native, number, place, part)
-        with self._device.active():
-            self._device.synchronise()  # copies are on another stream than steps
-            memory = prepared.data.on(self._device.torch_device)
-            base = memory.data_ptr()
-            for at, factors in prepared.dense.items():
-                self._dense[at].table.put(number, moved(factors, base))
-            if prepared.experts is not None:
-                self._experts.put(number, moved(prepared.experts, base))
-            if prepared.ends is not None:
-                self._ends.put(number, moved(prepared.ends, base))
-            self._memory[number] = memory
-            self._device.synchronise()
+        for expert, part in prepared.on_cpu:
+            self._store.put_adapter(self.steps.native, number, expert, part)
+        for home, place in enumerate(self._devices):
+            with place.device.active():
+                place.device.synchronise()  # copies are on another stream than steps
+                memory = prepared.data.on(place.device.torch_device)
+                base = memory.data_ptr()
+                for at, factors in prepared.dense.items():
+                    if self._dense[at].layout.home == home:
+                        self._dense[at].table.put(number, moved(factors, base))
+                if prepared.experts is not None:
+                    place.experts.put(number, moved(prepared.experts, base))
+                if prepared.ends is not None and home == 0:
+                    self._ends.put(number, moved(prepared.ends, base))
+                place.memory[number] = memory
+                place.device.synchronise()
+
+    def _tables(self, home: int) -> Iterator[FactorTable]:
+        """All tables of a device."""
+        yield self._devices[home].experts
+        if home == 0:
+            yield self._ends
+        yield from (each.table for each in self._dense if each.layout.home == home)
 
     def _grow(self, prepared: DevicePrepared) -> bool:
         """Note what steps compute from now on; whether that is more than before."""
@@ -220,7 +248,9 @@ class DeviceAdapters:
         for at in prepared.dense:
             dense = self._dense[at]
             room = dense.table.max_rank * len(dense.layout.parts)
-            self._changed[id(dense.tensor)] = DenseTable(dense.table.native(), room, dense.layout.num_heads)
+            self._changed[id(dense.tensor)] = DenseTable(
+                dense.table.native(), room, dense.layout.num_heads, dense.layout.home
+            )
         self._changes_experts |= prepared.experts is not None
         self._changes_ends |= prepared.ends is not None
         return before != (len(self._changed), self._changes_experts, self._changes_ends)

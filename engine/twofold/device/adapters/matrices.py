@@ -37,6 +37,8 @@ class Layout:
     """Above 0: the tensor is [heads, ., .], each head with the same number of the only part's rows."""
     is_transposed: bool = False
     """Whether a head lies as [columns, rows], so that its products have the matrix's rows; else its columns."""
+    home: int = 0
+    """Number of its device."""
 
     def reordered(self, rows: I64 | None, columns: I64 | None) -> Layout:
         """The layout with rows and columns in this order, where rows of a part stay together."""
@@ -58,13 +60,13 @@ class DeviceMatrices:
     _layouts: dict[int, tuple[weakref.ref[Tensor], Layout]] = field(default_factory=dict)
     """By the tensor's id."""
 
-    def add(self, tensor: Tensor, matrices: Sequence[tuple[str, int]]) -> None:
-        """Note that a tensor is these matrices (name, rows), one below the other."""
+    def add(self, tensor: Tensor, matrices: Sequence[tuple[str, int]], home: int = 0) -> None:
+        """Note that a tensor is these matrices (name, rows), one below the other. home: number of its device."""
         parts, first = [], 0
         for name, num_rows in matrices:
             parts.append(Part(name.removesuffix(_WEIGHT), first, np.arange(num_rows)))
             first += num_rows
-        self._keep(tensor, Layout(tuple(parts)))
+        self._keep(tensor, Layout(tuple(parts), home=home))
 
     def derive(self, tensor: Tensor, source: Tensor, *, rows: I64 | None, columns: I64 | None) -> None:
         """Note that a tensor is `source` with its rows or columns in another order."""
@@ -72,9 +74,13 @@ class DeviceMatrices:
 
     def divide(self, tensor: Tensor, source: Tensor, rows: I64, *, is_transposed: bool) -> None:
         """Note that a tensor has `rows` [heads, rows of a head] of the only matrix of `source`."""
-        (whole,) = self._of(source).parts
+        of_source = self._of(source)
+        (whole,) = of_source.parts
         part = Part(whole.name, 0, rows.reshape(-1))
-        self._keep(tensor, Layout((part,), num_heads=len(rows), is_transposed=is_transposed))
+        self._keep(
+            tensor,
+            Layout((part,), num_heads=len(rows), is_transposed=is_transposed, home=of_source.home),
+        )
 
     def items(self) -> Iterator[tuple[Tensor, Layout]]:
         """Tensors that are still held, with their layouts."""

@@ -65,6 +65,17 @@ class DenseTable:
     """Ranks of its parts together."""
     num_heads: int
     """0: products are not by head."""
+    home: int = 0
+    """Number of the tensor's device."""
+
+
+@dataclass(frozen=True)
+class HomeRows:
+    """A step's adapters on one device."""
+
+    products: Products
+    adapters: Tensor
+    """int32 [T], -1: none."""
 
 
 class AdaptedProducts(TorchFunctionMode):
@@ -74,10 +85,10 @@ class AdaptedProducts(TorchFunctionMode):
     that was captured inside has the launches and none of this.
     """
 
-    def __init__(self, products: Products, tables: Mapping[int, DenseTable], adapters: Tensor) -> None:
-        """tables: of the tensors that adapters change, by id. adapters: int32 [T], -1: none."""
+    def __init__(self, tables: Mapping[int, DenseTable], homes: Sequence[HomeRows]) -> None:
+        """tables: of the tensors that adapters change, by id. homes: the step's rows on each device."""
         super().__init__()
-        self._products, self._tables, self._adapters = products, tables, adapters
+        self._tables, self._homes = tables, homes
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -90,12 +101,13 @@ class AdaptedProducts(TorchFunctionMode):
         return made
 
     def _added(self, table: DenseTable, x: Tensor, made: Tensor) -> Tensor:
-        by_head, heads, num_tokens = table.num_heads > 0, max(table.num_heads, 1), len(self._adapters)
+        home = self._homes[table.home]
+        by_head, heads, num_tokens = table.num_heads > 0, max(table.num_heads, 1), len(home.adapters)
         if by_head:  # [heads, T, .] in, and out
             x, made = x.transpose(0, 1), made.transpose(0, 1)
         assert len(x) == num_tokens, f"{len(x)} rows of a product in a step of {num_tokens}"
-        rows = AdaptedRows(adapters=self._adapters, num_tokens=num_tokens, per_token=heads)
+        rows = AdaptedRows(adapters=home.adapters, num_tokens=num_tokens, per_token=heads)
         made = made.contiguous()
         x, y = x.reshape(num_tokens * heads, -1), made.view(num_tokens * heads, -1)
-        self._products.add(table.native, table.room, rows, x.contiguous(), y)
+        home.products.add(table.native, table.room, rows, x.contiguous(), y)
         return made.transpose(0, 1) if by_head else made

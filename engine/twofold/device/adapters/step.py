@@ -11,7 +11,7 @@ from torch import Tensor
 
 from twofold._core.device import AdaptedRows
 from twofold.device.adapters.factors import FactorTable
-from twofold.device.adapters.products import AdaptedProducts, DenseTable, Products
+from twofold.device.adapters.products import AdaptedProducts, DenseTable, HomeRows, Products
 
 TABLE, EMBEDDING, HEAD, HEAD_PRODUCT = range(4)
 """Parts of an adapter's ends: its own embedding table, what is added to embeddings, its own head, what is added to
@@ -63,30 +63,39 @@ class AdaptedExperts:
 class AdaptedStep:
     """See `DeviceAdapters.step`."""
 
-    products: Products
-    adapters: Tensor
-    """int32 [T], -1: none."""
+    homes: Sequence[HomeRows]
+    """By device; embeddings and logits are on the first one."""
     dense: Mapping[int, DenseTable]
     """By the id of the tensor that adapters change."""
-    expert_table: FactorTable | None
-    """None: no adapter changes an expert."""
+    expert_tables: Sequence[FactorTable]
+    """By device; empty: no adapter changes an expert."""
     ends: FactorTable | None
     """[1, adapters, 1, parts]; None: no adapter changes embeddings or logits."""
 
     def of(self, rows: Sequence[int]) -> AdaptedStep:
         """The same with some of the step's rows."""
-        at = torch.tensor(rows, device=self.adapters.device)
-        return replace(self, adapters=self.adapters[at])
+        homes = [
+            replace(each, adapters=each.adapters[torch.tensor(rows, device=each.adapters.device)])
+            for each in self.homes
+        ]
+        return replace(self, homes=homes)
 
     def dense_products(self) -> AbstractContextManager[object]:
         """Context of the products with the model's dense tensors."""
-        return AdaptedProducts(self.products, self.dense, self.adapters)
+        return AdaptedProducts(self.dense, self.homes)
 
     @property
-    def experts(self) -> AdaptedExperts | None:
-        if self.expert_table is None:
-            return None
-        return AdaptedExperts(self.products, self.expert_table, self.adapters)
+    def experts(self) -> list[AdaptedExperts]:
+        """By device; empty: none is changed."""
+        return [
+            AdaptedExperts(home.products, table, home.adapters)
+            for home, table in zip(self.homes, self.expert_tables, strict=False)
+        ]
+
+    @property
+    def products(self) -> Products:
+        """Those of the first device."""
+        return self.homes[0].products
 
     def change_embeddings(self, token_ids: Tensor, rows: Tensor) -> None:
         """Change embeddings f32 [T, hidden] of tokens int64 [T] in place, before they are scaled."""
@@ -110,4 +119,5 @@ class AdaptedStep:
         self.products.add(table, self.ends.max_rank, own, normed, logits)
 
     def _rows(self) -> AdaptedRows:
-        return AdaptedRows(adapters=self.adapters, num_tokens=len(self.adapters), per_token=1)
+        adapters = self.homes[0].adapters
+        return AdaptedRows(adapters=adapters, num_tokens=len(adapters), per_token=1)

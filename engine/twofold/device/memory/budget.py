@@ -164,7 +164,7 @@ def plan_devices(
     parts = needs.shares(len(memories), homes)
     on_each = WORKSPACE_BYTES + config.max_num_batched_tokens * needs.activation_bytes_per_token
     workspaces = [on_each + _SAMPLED_ROWS * needs.sampled_row_bytes, *([on_each] * (len(memories) - 1))]
-    adapters = [needs.adapter_bytes(config)] if len(memories) == 1 else [0] * len(memories)
+    adapters = [needs.adapter_bytes(config)] * len(memories)
     rooms = [
         limit - part.dense_bytes - workspace - reserved
         for limit, part, workspace, reserved in zip(limits, parts, workspaces, adapters, strict=True)

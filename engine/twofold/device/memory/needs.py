@@ -61,7 +61,7 @@ class DeviceNeeds:
     """As in `ModelSize`."""
 
     def adapter_bytes(self, config: EngineConfig) -> int:
-        """Memory reserved for LoRA adapters on the only device: `max_adapter_bytes`, and what a step needs."""
+        """Memory reserved for LoRA adapters on each device: `max_adapter_bytes`, and what a step needs."""
         if not config.loads_adapters:
             return 0
         return self.max_adapter_bytes(config) + config.max_num_batched_tokens * self.adapted_bytes_per_token
