@@ -1,4 +1,4 @@
-"""LoRA training of some layers of a real shape: Twofold beside PEFT on transformers' experts implementations, in turn.
+"""LoRA training of some layers of a real shape: Twofold, PEFT on transformers' experts, and Unsloth in turn.
 
     python -m benchmarks training --shape qwen3-30b-a3b --layers 6 --threads 2
 
@@ -35,6 +35,7 @@ from benchmarks.scenario import (
 _FORMATS: Final = ("bf16", "q4_k")
 IMPLEMENTATIONS: Final = ("grouped_mm", "batched_mm", "eager")
 _SIZES: Final = ("hidden", "intermediate", "experts", "top_k", "heads", "kv_heads", "head_dim")
+UNSLOTH: Final = "unsloth"
 FLAGS: Final[dict[str, Mapping[str, Any]]] = {
     **common("--shape", "--layers", "--rounds", "--threads", "--prompt-tokens", "--seed"),
     "--format": {
@@ -46,6 +47,7 @@ FLAGS: Final[dict[str, Mapping[str, Any]]] = {
         "choices": IMPLEMENTATIONS,
         "help": "of transformers; again for more (default: all)",
     },
+    "--unsloth-python": {"metavar": "PATH", "help": "interpreter with unsloth, to measure it too"},
     "--rank": {"type": positive, "default": 8},
     "--steps": {"type": positive, "default": 2, "help": "timed in each turn (default: 2)"},
 }
@@ -55,9 +57,9 @@ def check(args: argparse.Namespace) -> None:
     args.threads = args.threads or physical_cores()
 
 
-def turn(task: Mapping[str, Any]) -> dict[str, Any]:
+def turn(task: Mapping[str, Any], python: str = sys.executable) -> dict[str, Any]:
     """Run one process. Raises BenchmarkError."""
-    command = [sys.executable, str(WORKERS / "training_worker.py"), json.dumps(task)]
+    command = [python, str(WORKERS / "training_worker.py"), json.dumps(task)]
     lines = json_lines(command, f"training by {task['way']}", "install it: make dev")
     found: dict[str, Any] | None = next((line for line in lines if "seconds" in line), None)
     if found is None:
@@ -84,6 +86,8 @@ def measure(args: argparse.Namespace) -> Report:
         args.implementation or [*IMPLEMENTATIONS]
     )
     ways = {name: partial(turn, {"way": name} | sizes | settings) for name in dict.fromkeys(names)}
+    if args.unsloth_python is not None:
+        ways[UNSLOTH] = partial(turn, {"way": UNSLOTH} | sizes | settings, args.unsloth_python)
     rounds, left_out = take_turns(ways, args.rounds, "training", shown)
     if not rounds:
         raise BenchmarkError(f"nothing could be measured. {'; '.join(left_out.values())}")

@@ -4,17 +4,19 @@
                                 "heads": 32, "kv_heads": 4, "head_dim": 128, "layers": 6, "tokens": 512, "rank": 8,
                                 "threads": 2, "steps": 3, "seed": 0}'
 
-`way` is "twofold FORMAT", or one of transformers' experts implementations with PEFT in bfloat16: "grouped_mm",
-"batched_mm", "eager". The dense part is transformers' in bfloat16 in all of them, with a vocabulary of 1,024. Prints a
-line of JSON: seconds of each step after an untimed one, bytes of the weights as stored, and of the process's memory
-before the first step and at its highest.
+`way` is "twofold FORMAT", one of transformers' experts implementations with PEFT in bfloat16 ("grouped_mm",
+"batched_mm", "eager"), or "unsloth", whose own experts keep the factors apart. The dense part is transformers' in
+bfloat16 in all of them, with a vocabulary of 1,024. Prints a line of JSON: seconds of each step after an untimed one,
+bytes of the weights as stored, and of the process's memory before the first step and at its highest.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -63,6 +65,14 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
 
 def empty_model(task: dict[str, Any], implementation: str) -> Any:
     """transformers' model on the meta device."""
+    if implementation == "unsloth":
+        os.environ |= {"HF_HUB_OFFLINE": "1", "UNSLOTH_COMPILE_LOCATION": tempfile.mkdtemp()}
+        import unsloth  # noqa: F401  before transformers
+        from unsloth_zoo.temporary_patches.common import TEMPORARY_PATCHES
+
+        for patch in TEMPORARY_PATCHES:  # its split form, which its own loaders turn on
+            patch()
+        implementation = "grouped_mm"
     import transformers
 
     config = transformers.Qwen3MoeConfig(

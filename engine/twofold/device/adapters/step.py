@@ -94,7 +94,7 @@ class AdaptedStep:
 
     @property
     def products(self) -> Products:
-        """Those of the first device."""
+        """Products of the first device."""
         return self.homes[0].products
 
     def change_embeddings(self, token_ids: Tensor, rows: Tensor) -> None:
