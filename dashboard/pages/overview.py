@@ -77,8 +77,9 @@ def _hint(view: View) -> None:
     st.info("No request has come yet. Send one, and this page fills:", icon=":material/hourglass_empty:")
     model = formats.last_part(view.run.model)
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    body = body.replace("<", r"\u003c")
     st.code(
-        "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        "curl 127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         f"  -d {shlex.quote(body)}",
         language="sh",
     )

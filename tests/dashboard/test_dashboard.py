@@ -47,7 +47,7 @@ def test_an_idle_run_shows_how_to_send_a_request(monkeypatch: pytest.MonkeyPatch
     sink.begin_run(run_info())
     sink.close()
     app = show(monkeypatch, tmp_path / "t.db")
-    assert "curl http://127.0.0.1:8000/v1/chat/completions" in app.code[0].value
+    assert "curl 127.0.0.1:8000/v1/chat/completions" in app.code[0].value
     assert not app.metric
 
 

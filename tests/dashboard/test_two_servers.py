@@ -21,7 +21,7 @@ SERVERS = {
 }
 SHARED = {"compare", "loadtests"}
 """Pages that show more than the chosen run: two runs side by side, tests of all servers."""
-WITHOUT_FIGURES = {"compare", "lab"}
+WITHOUT_FIGURES = {"compare", "lab", "training"}
 """Pages whose figures are those of both runs, or are drawn only after a button was pressed."""
 
 

@@ -80,6 +80,7 @@ def _arguments(db: queries.Database, run: queries.Run) -> dict[str, Any]:
         "span": queries.window(run),
         "step": 5,
         "steps": [3, 4, 5],
+        "chosen": 4,
         "found": [run],
         "trace_id": "0" * 32,
         "hits": np.ones((run.num_layers, run.num_experts), np.int64),

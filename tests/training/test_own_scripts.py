@@ -60,9 +60,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hooked(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`enable()`, undone afterwards."""
-    monkeypatch.setattr(
-        transformers.PreTrainedModel, "from_pretrained", transformers.PreTrainedModel.from_pretrained
-    )
+    base = transformers.PreTrainedModel
+    monkeypatch.setattr(base, "from_pretrained", vars(base)["from_pretrained"])
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     enable()

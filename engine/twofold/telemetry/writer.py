@@ -166,7 +166,8 @@ class DatabaseSink(RunSink):
                 shed = _shed(self._items, num_rows - room)
                 self._queued_rows -= shed
                 room += shed
-                self._count_lost(_SHED_FIRST, "queue", shed)
+                if shed:
+                    self._count_lost(_SHED_FIRST, "queue", shed)
             if num_rows > room:
                 self._count_lost(kind, "queue", num_rows - room)
                 num_rows = room

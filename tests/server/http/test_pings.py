@@ -41,7 +41,8 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         return self.now_s
 
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+        is_idle = not self._ready and not self._selector.select(0)  # type: ignore[attr-defined]
+        if is_idle and self._scheduled:  # type: ignore[attr-defined]
             self.now_s = max(self.now_s, self._scheduled[0].when())  # type: ignore[attr-defined]
         super()._run_once()  # type: ignore[misc]
 
