@@ -56,7 +56,8 @@ def test_the_parts_are_the_step(tmp_path: Path, accelerator: str) -> None:
     shares = {name: np.median([t.parts_us[name] / t.wall_us for t in steps]) for name in steps[0].parts_us}
     print(f"\n{accelerator}, median step of {np.median([t.wall_us for t in steps]):.0f} µs:")
     print(", ".join(f"{name} {share:.1%}" for name, share in shares.items()))
-    assert shares["rest"] < 0.1, "what has a name is nearly all of a step"
+    # 9 % here: Python between the parts. Without any of the larger parts it would be more than 15 %.
+    assert shares["rest"] < 0.15, "what has a name is nearly all of a step"
     if accelerator == "none":
         assert all(not times.emulated_parts_us and times.emulated_us == 0 for times in steps)
         return
