@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -63,14 +64,29 @@ def test_an_overfull_queue_drops_and_counts_events(tmp_path: Path) -> None:
     assert sink.stats().num_dropped == 4000
 
 
+class HeldClock:
+    """A clock that holds the writer's thread until it is let go: rows taken for a write cannot be shed."""
+
+    def __init__(self) -> None:
+        self.holds, self.is_let_go = threading.Event(), threading.Event()
+
+    def __call__(self) -> float:
+        if threading.current_thread() is not threading.main_thread():
+            self.holds.set()
+            assert self.is_let_go.wait(60)
+        return time.time()
+
+
 def test_cache_events_make_room_for_other_rows(tmp_path: Path) -> None:
-    path = tmp_path / "t.db"
-    sink = open_writer(path, max_queued_rows=1000)
+    path, clock = tmp_path / "t.db", HeldClock()
+    sink = open_writer(path, max_queued_rows=1000, now=clock)
     sink.begin_run(run_info())
+    assert clock.holds.wait(60)
     for _ in range(4):
         sink.native_events("cache_event", np.zeros(250, EVENT_DTYPES["cache_event"]))
     sink.native_events("token_layer", token_layers(400))
     sink.native_events("cache_event", np.zeros(150, EVENT_DTYPES["cache_event"]))
+    clock.is_let_go.set()
     sink.close()
     assert scalar(path, "SELECT count(*) FROM token_layer") == 400
     assert scalar(path, "SELECT count(*) FROM cache_event") == 600
