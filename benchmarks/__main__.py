@@ -40,6 +40,7 @@ SCENARIOS: Final[Mapping[str, Entry]] = {
     "overload": Entry(
         "servers.overload", "ten times the capacity: are admitted requests served as promised?"
     ),
+    "stalls": Entry("servers.stalls", "gaps between tokens with each level of telemetry, and CPU per token"),
     "soak": Entry("servers.soak", "streams that hang up and damaged bodies: does anything leak?"),
     "fleet": Entry("servers.fleet", "the router's cost, and two replicas against one"),
     "ranks": Entry("servers.ranks", "two ranks against one process on the same cores"),
