@@ -29,6 +29,7 @@ from twofold.training.finetune.batches import packs_exactly
 
 from tests.engine.model_runs import load, random_prompt
 from tests.models.transformers_runs import one_torch_thread, reference, reference_logits
+from tests.tiny_models.gguf import write_tiny_gguf
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import write_tiny_model
 
@@ -96,6 +97,19 @@ def test_an_emulated_card_changes_no_bit_and_its_times_are_called_virtual(
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "of the rows" in line)
     assert line.startswith("emulated:rtx4090-pcie4: ")
     assert line.endswith("on its virtual clock; the CPU computed them")
+
+
+def test_a_gguf_file_is_trained_with_the_configuration_of_a_directory(
+    finished: Path, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_tiny_gguf(tmp_path / "model.gguf", EXAMPLES["qwen2_moe"])
+    command = ["finetune", str(file), "--data", str(data), "--out", str(tmp_path / "out"), *ARGUMENTS]
+    assert main(command) == 2
+    assert "or a GGUF file and --config" in capsys.readouterr().err
+    assert main([*command, "--config", str(model)]) == 0
+    assert f"twofold serve {file} --lora-modules out=" in capsys.readouterr().out
+    losses, expected = ([e["loss"] for e in curve(out) if "loss" in e] for out in (tmp_path / "out", finished))
+    assert losses == pytest.approx(expected, abs=1e-3)
 
 
 def assert_same(out: Path, finished: Path) -> None:

@@ -48,6 +48,8 @@ class FinetuneConfig:
     model: Path
     data: Path
     out: Path
+    config: Path | None = None
+    """Directory of config.json and tokenizer; None: the model's. A GGUF file needs one."""
     eval_data: Path | None = None
     eval_share: float = 0.05
     """Share of `data` that is held out, without `eval_data`."""
@@ -97,12 +99,15 @@ class FinetuneRun:
         _be_quiet()
         self.choice, devices = choose_accelerator(config.accelerator)
         self.device = devices[0] if devices else None
-        if not config.model.is_dir():
-            raise ConfigError(f"{config.model}: expected a model directory in Hugging Face layout")
+        if config.config is None and not config.model.is_dir():
+            raise ConfigError(
+                f"{config.model}: expected a model directory in Hugging Face layout, or a GGUF file and --config with the "
+                "directory of the model's config.json and tokenizer"
+            )
         self.report = report
         self.files = open_model_files(config.model)
         self.config = config = _with_lengths(config, self.files)
-        self.tokens = AnswerTokens(config.model, vocab_size=self.files.config.vocab_size)
+        self.tokens = AnswerTokens(config.config or config.model, vocab_size=self.files.config.vocab_size)
         self.data = self._read(config.data)
         self.examples, self.held_out = self._split()
         longest = max(map(len, (*self.examples, *self.held_out)))
@@ -232,6 +237,7 @@ class FinetuneRun:
             dtype=dtype,
             torch_device=None if self.device is None else self.device.torch_device,
             cpu_threads=config.cpu_threads,
+            config=config.config,
         )
         base.model.config.use_cache = False
         for number, module in enumerate(expert_modules(base.model)):
@@ -298,11 +304,11 @@ def _with_lengths(config: FinetuneConfig, files: ModelFiles) -> FinetuneConfig:
 def _meta_model(config: FinetuneConfig) -> Any:
     """transformers' model without memory. Raises ModelLoadError for one that it does not have."""
     try:
-        settings = transformers.AutoConfig.from_pretrained(config.model)
+        settings = transformers.AutoConfig.from_pretrained(config.config or config.model)
         return shape_alone(settings, dtype=getattr(torch, config.dtype))
     except (ValueError, KeyError, OSError) as error:
         raise ModelLoadError(
-            f"{config.model}: transformers {transformers.__version__} has no text model for it, so it cannot be "
+            f"{config.config or config.model}: transformers {transformers.__version__} has no text model for it, so it cannot be "
             f"trained: {error}"
         ) from error
 

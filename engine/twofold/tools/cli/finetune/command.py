@@ -31,7 +31,12 @@ _TARGETS: Final = "attention,dense,shared,experts"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", help=f"model directory, {MODEL_NAME_HELP} (default: the bundled model)"
+        "model",
+        nargs="?",
+        help=f"model directory, {MODEL_NAME_HELP} or a GGUF file with --config (default: the bundled model)",
+    )
+    parser.add_argument(
+        "--config", metavar="DIR", help="directory of config.json and tokenizer, where MODEL is a GGUF file"
     )
     _add_data_arguments(parser.add_argument_group("data"))
     _add_adapter_arguments(parser.add_argument_group("adapter"))
@@ -227,6 +232,7 @@ def _config(args: argparse.Namespace) -> FinetuneConfig:
         model=model_path(model),
         data=Path(args.data).expanduser(),
         out=Path(args.out or f"{served_name(model).rpartition('/')[2]}-lora").expanduser(),
+        config=None if args.config is None else Path(args.config).expanduser(),
         eval_data=None if args.eval_data is None else Path(args.eval_data).expanduser(),
         eval_share=args.eval_share,
         max_length=args.max_length,
