@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -142,6 +143,61 @@ def test_cache_figures_are_sqls(monkeypatch: pytest.MonkeyPatch, emulated: tuple
     text = texts(app)
     for policy in ("lru", "two-in-eight", "payback", "oracle-payback"):
         assert f'<td class="tf-experts">{policy}</td>' in text
+
+
+def test_the_replay_of_the_runs_own_policy_stands_beside_the_run(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    """The synthetic run's own LRU is not the engine's: how far its replay is off stands on the page."""
+    path, _ = emulated
+    text = texts(show(monkeypatch, path, "cache", window="all"))
+    with sqlite3.connect(path) as connection:
+        decodes = [
+            step
+            for step, prompt in connection.execute("SELECT step, num_prefill_tokens FROM step ORDER BY step")
+            if not prompt
+        ]
+        (total,) = connection.execute("SELECT count(*) FROM step").fetchone()
+        (middle,) = connection.execute(
+            f"SELECT step FROM step ORDER BY step LIMIT 1 OFFSET {total // 2}"
+        ).fetchone()
+        counted = [step for step in decodes if step >= middle]
+        uses = connection.execute(
+            "SELECT DISTINCT step, layer, expert, placement FROM token_expert "
+            f"WHERE step IN ({', '.join(map(str, counted))})"
+        ).fetchall()
+    rate = sum(place == "hit" for *_, place in uses) / len(uses)
+    assert f"This run hit {rate:.1%} in its last {len(counted):,} decode steps" in text
+    found = re.search(
+        r"its policy hits \*\*([\d.]+)%\*\* in them: ([+-][\d.]+) percentage points, as (.+)\.", text
+    )
+    assert found is not None
+    assert float(found[1]) - 100 * rate == pytest.approx(float(found[2]), abs=0.11)
+    assert "time vs own policy" in text
+
+
+def test_a_run_without_figures_is_replayed_without_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(tmp_path / "t.db", "cuda:0", machine_json="{}")
+    text = texts(show(monkeypatch, tmp_path / "t.db", "cache"))
+    assert "does not reproduce this run" in text
+    assert "the run recorded no figures of its machine or model" in text
+    assert "cost vs LRU" in text
+
+
+def test_each_hit_rate_names_its_scope(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    text = texts(show(monkeypatch, emulated[0], "cache"))
+    for scope in (
+        "all tokens of the window",
+        "Hit rate over time, all tokens, %",
+        "Hit rate by layer, all tokens, %",
+        "Hit rate of distinct experts by layer and decode step",
+        "Decode tokens one by one",
+    ):
+        assert scope in text, scope
 
 
 def test_uses_per_upload_are_counted_by_sql(

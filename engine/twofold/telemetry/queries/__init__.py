@@ -92,10 +92,13 @@ from twofold.telemetry.queries.residency import Paybacks as Paybacks
 from twofold.telemetry.queries.residency import UploadOutcome as UploadOutcome
 from twofold.telemetry.queries.residency import paybacks as paybacks
 from twofold.telemetry.queries.residency import residency as residency
+from twofold.telemetry.queries.residency import used_at_once as used_at_once
 from twofold.telemetry.queries.residents import Residents as Residents
 from twofold.telemetry.queries.reuse import RecordedRouting as RecordedRouting
+from twofold.telemetry.queries.reuse import RecordedSteps as RecordedSteps
 from twofold.telemetry.queries.reuse import lru_hit_rate as lru_hit_rate
 from twofold.telemetry.queries.reuse import recorded_routing as recorded_routing
+from twofold.telemetry.queries.reuse import recorded_steps as recorded_steps
 from twofold.telemetry.queries.reuse import stack_distances as stack_distances
 from twofold.telemetry.queries.run_costs import RunCosts as RunCosts
 from twofold.telemetry.queries.run_costs import model_sizes as model_sizes

@@ -122,6 +122,10 @@ class LayerRows:
             begin = len(self.steps) - int(np.searchsorted(from_end, 5 * max_tokens, "right"))
         return self._steps(begin, middle), self._steps(middle, len(self.steps))
 
+    def latest(self, num_steps: int) -> LayerRows:
+        """The rows of the last `num_steps` steps."""
+        return self._steps(max(0, len(self.steps) - num_steps), len(self.steps))
+
     def _steps(self, first: int, last: int) -> LayerRows:
         """The rows of steps [first, last), counted within these rows."""
         bounds = [int(self.steps.step[at]) if at < len(self.steps) else np.inf for at in (first, last)]

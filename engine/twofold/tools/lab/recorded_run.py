@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from twofold import _core
 from twofold.api.errors import ConfigError
@@ -27,6 +28,8 @@ from twofold.experts.profiles import (
 )
 from twofold.telemetry import queries
 from twofold.tools.lab.replay import DEFAULT_PRICE, replay_policy
+from twofold.tools.lab.run_replay import StepsReplay as StepsReplay
+from twofold.tools.lab.run_replay import replay_steps as _replay_steps
 from twofold.tools.lab.run_trace import trace_of as trace_of
 from twofold.tools.lab.shapes import SHAPES, ModelShape
 from twofold.tools.lab.simulate import simulate_system, slots_for_vram
@@ -138,6 +141,37 @@ def replay_policies(
             uploads_per_token=counts.num_uploads / counts.num_tokens,
             misses_per_token=counts.num_misses / counts.num_tokens,
             price=price,
+        )
+
+
+def why_not_replayed(run: queries.Run) -> str:
+    """Why the run's steps cannot be replayed; empty if they can."""
+    if shape_of(run) is None or machine_of(run) is None:
+        return "the run recorded no figures of its machine or model"
+    return "" if len(run.devices) == 1 else "it has several devices"
+
+
+def replay_steps(
+    run: queries.Run,
+    steps: queries.RecordedSteps,
+    policies: Sequence[str],
+    *,
+    residents: npt.NDArray[np.uint8],
+    first_counted_step: int,
+    foreseen: float | None,
+) -> Iterator[StepsReplay]:
+    """`run_replay.replay_steps` on the run's own machine; nothing where `why_not_replayed` has a reason."""
+    shape, machine = shape_of(run), machine_of(run)
+    if shape is not None and machine is not None and not why_not_replayed(run):
+        yield from _replay_steps(
+            run,
+            steps,
+            policies,
+            shape=shape,
+            machine=machine,
+            residents=residents,
+            first_counted_step=first_counted_step,
+            foreseen=foreseen,
         )
 
 
