@@ -35,7 +35,7 @@ class Replayed:
     results: Sequence[recorded_run.StepsReplay]
     """The run's own policy first."""
     hit_rate: float
-    """Of the run itself: share of distinct experts by layer and step, as in `results`."""
+    """The run's own, as in `results`: share of distinct experts by layer and step."""
     uploads_per_token: float
     num_steps: int
     """Decode steps that are counted."""

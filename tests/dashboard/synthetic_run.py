@@ -191,6 +191,8 @@ class SyntheticRun:
                 parts=StepParts(experts_cpu_us=seconds * 0.5e6, attention_us=seconds * 0.3e6),
                 emulated=self._emulated_parts(self.virtual_us - started_us),
                 begin_us=started_us,
+                kv_use=len(self.running) / 64,
+                num_preemptions=int(self.step % 50 == 49),
             )
         )
         self.step += 1

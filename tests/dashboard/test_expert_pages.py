@@ -117,11 +117,35 @@ def test_pcie_figures_are_sqls(monkeypatch: pytest.MonkeyPatch, emulated: tuple[
     assert shown["PCIe traffic (emulated)"] == f"{size / clock_us * 1e6 / 1e9:.2f} GB/s"
     assert 0 < float(shown["Link busy (emulated)"].rstrip("%")) <= 100 * busy_us / clock_us + 0.1
     # 393,216 bytes: 10 us of latency and 15.7 us at 25 GB/s.
-    assert "at most 15.28 of 25.0 GB/s" in texts(app)
+    assert "back to back at most 15.28 of 25.0 GB/s" in texts(app)
+    (steps,) = one(path, "SELECT count(*) FROM step")
+    assert f"Covers {steps:,} steps from" in texts(app)
+    assert f"and all {copies:,} copies that they decided." in texts(app)
     (waited,) = one(path, "SELECT avg(begin_us - queued_us) FROM upload")
     assert waited == pytest.approx(2.0)
     assert f"<td>{copies:,}</td>" in texts(app)
     assert "<td>2 µs</td>" in texts(app)
+
+
+def test_a_limit_on_copies_stands_on_the_page(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    path, _ = emulated
+    read = queries.copy_rows
+    monkeypatch.setattr(queries, "copy_rows", lambda db, run, steps: read(db, run, steps, limit=40))
+    monkeypatch.setattr(queries, "MAX_COPIES", 40)
+    text = texts(show(monkeypatch, path, "pcie", window="15m"))
+    (first,) = one(path, "SELECT min(step) FROM (SELECT step FROM upload ORDER BY step DESC LIMIT 40)")
+    (steps,) = one(path, f"SELECT count(*) FROM step WHERE step >= {first}")
+    assert f"Covers {steps:,} steps from" in text
+    assert "only its latest 40 copies are read" in text
+
+
+def test_the_ceiling_is_that_of_copies_back_to_back(monkeypatch: pytest.MonkeyPatch, cuda: Path) -> None:
+    """A real link hides a copy's latency behind the copy before it, so only its bandwidth bounds it."""
+    text = texts(show(monkeypatch, cuda, "pcie"))
+    assert "Ceiling: the calibrated 25.0 GB/s of copies back to back." in text
+    assert "alone at most 15.28 of 25.0 GB/s" in text
 
 
 def test_a_link_without_figures_has_no_ceiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_an_oracle_is_played_with_the_future_of_these_steps(run: tuple) -> None:
     assert oracle.moe_us_per_token < own.moe_us_per_token
 
 
-def test_runs_that_cannot_be_replayed_say_why(run: tuple) -> None:
+def test_reasons_against_a_replay(run: tuple) -> None:
     info = run[1]
     assert recorded_run.why_not_replayed(info) == ""
     unknown = queries.Run(**{**info.__dict__, "machine_json": "{}", "accelerator": "cuda"})

@@ -343,6 +343,10 @@ class StepRecord(NamedTuple):
     predicted_us: Annotated[
         float, "run clock: a step with drafts as their price predicted it; 0: no drafts, or no price"
     ] = 0.0
+    kv_use: Annotated[float | None, "share of the KV pages in use after it; NULL before version 9"] = None
+    num_preemptions: Annotated[
+        int | None, "sequences preempted since the step before; NULL before version 9"
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,11 @@ from twofold.telemetry.queries.machine import MachineSamples as MachineSamples
 from twofold.telemetry.queries.machine import machine_facts as machine_facts
 from twofold.telemetry.queries.machine import machine_samples as machine_samples
 from twofold.telemetry.queries.native_events import events as events
+from twofold.telemetry.queries.overview import LostSteps as LostSteps
 from twofold.telemetry.queries.overview import Overview as Overview
 from twofold.telemetry.queries.overview import PlacementTotals as PlacementTotals
 from twofold.telemetry.queries.overview import StepTotals as StepTotals
+from twofold.telemetry.queries.overview import lost_steps as lost_steps
 from twofold.telemetry.queries.overview import placement_totals as placement_totals
 from twofold.telemetry.queries.overview import step_totals as step_totals
 from twofold.telemetry.queries.placements import UNUSED as UNUSED

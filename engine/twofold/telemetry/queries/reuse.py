@@ -100,7 +100,7 @@ def recorded_steps(rows: LayerRows) -> RecordedSteps:
     order = np.lexsort((rows.layer, rows.position, rows.request, rows.step))
     key = np.stack([rows.step, rows.request, rows.position])[:, order]
     begins = np.flatnonzero(np.any(np.diff(key, prepend=-1), axis=0))
-    routed = (rows.experts >= 0).all(axis=1)[order].astype(np.int64)
+    routed = np.asarray((rows.experts >= 0).all(axis=1), np.int64)[order]
     complete: I64 = np.add.reduceat(routed, begins) if len(begins) else begins
     whole = np.asarray(complete == rows.num_layers, np.bool_)
     chosen = order[(begins[whole][:, None] + np.arange(rows.num_layers)).ravel()]
