@@ -162,7 +162,8 @@ def header(view: View) -> None:
     else:
         facts.append("every expert runs on the CPU")
     model = html.escape(formats.last_part(run.model))
-    st.html(f'<div class="tf-facts">{_pills(view)} &nbsp; <b>{model}</b> · {" · ".join(facts)}</div>')
+    named = f"<b>{html.escape(run.run_name)}</b> · " if run.run_name else ""
+    st.html(f'<div class="tf-facts">{_pills(view)} &nbsp; {named}<b>{model}</b> · {" · ".join(facts)}</div>')
 
 
 def _pills(view: View) -> str:

@@ -406,6 +406,8 @@ class RunInfo:
     host: Annotated[str, "name of the machine"] = ""
     replica: Annotated[str, "id of the replica in its fleet; empty without --ray"] = ""
     kind: Annotated[RunKind, "serving, or training: its steps are in table training_step"] = "serving"
+    run_name: Annotated[str, "--run-name; empty without one"] = ""
+    run_tags: Annotated[str, "--run-tag, with commas between several"] = ""
     machine_json: Annotated[str, "processor, memory, versions, figures of the cost model"] = "{}"
     output_changes: tuple[str, ...] = ()
     """Effects of the enabled settings that change outputs (expert deferral, cache-aware routing)."""
