@@ -4,6 +4,7 @@ The dashboard and the summary read through this package only. Every connection i
 and rates "per clock second" are on the run's clock: emulated where `Run.emulated` is true.
 """
 
+from twofold.api.request_origin import RoutedBy as RoutedBy
 from twofold.api.types import ControlRecord as ControlRecord
 from twofold.api.types import RunKind as RunKind
 from twofold.telemetry.queries.client_times import ClientTimes as ClientTimes
@@ -36,6 +37,8 @@ from twofold.telemetry.queries.fleet import FleetReplica as FleetReplica
 from twofold.telemetry.queries.fleet import StepCosts as StepCosts
 from twofold.telemetry.queries.fleet import finished_requests as finished_requests
 from twofold.telemetry.queries.fleet import fleet as fleet
+from twofold.telemetry.queries.fleet import fleet_runs as fleet_runs
+from twofold.telemetry.queries.fleet import fleet_window as fleet_window
 from twofold.telemetry.queries.fleet import step_costs as step_costs
 from twofold.telemetry.queries.fleet import traced as traced
 from twofold.telemetry.queries.history import RunHistory as RunHistory
