@@ -374,7 +374,14 @@ def test_the_lab_replays_and_plans(
     assert '<td class="tf-experts">oracle-payback</td>' in texts(app)
     app = pressed(app, "Which GPU would I need?")
     assert not app.exception
-    assert [each.value for each in app.success if "is predicted to reach" in each.value]
+    (answer,) = [each.value for each in app.success]
+    assert "For 20 tokens/s of twofold-tales, take an **RTX " in answer
+    assert "Confidence: **" in answer
+    (box,) = [each for each in app.selectbox if each.label == "Model"]
+    box.set_value("qwen3-30b-a3b-q4")
+    app = pressed(app, "Which GPU would I need?")
+    (answer,) = [each.value for each in (*app.success, *app.warning) if "qwen3-30b-a3b-q4" in each.value]
+    assert "routing drawn after another model's" in answer or "None of these cards" in answer
     app.number_input[2].set_value(10_000.0)
     app = pressed(app, "Simulate")
     assert not app.exception
