@@ -48,9 +48,10 @@ def sidebar() -> None:
 
 
 def run_name(run: queries.Run) -> str:
-    """A run in one line: number, begin, model, host if recorded, accelerator, and whether it is live."""
+    """A run in one line: number, name and tags, begin, model, host if recorded, accelerator, and whether it is live."""
     what = "emulated" if run.emulated else "CPU only" if run.accelerator == "none" else run.accelerator
     what = "training" if run.kind == "training" else what
     begin, model = formats.moment(run.started_s, with_date=True), formats.last_part(run.model)
-    parts = [str(run.run_id), begin, model, getattr(run, "host", ""), what]
+    tags = " ".join(f"#{tag}" for tag in run.run_tags.split(",") if tag)
+    parts = [str(run.run_id), run.run_name, tags, begin, model, getattr(run, "host", ""), what]
     return " · ".join([*filter(None, parts), *(["live"] if run.is_live() else [])])

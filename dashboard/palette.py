@@ -25,6 +25,24 @@ UNUSED: Final = "rgba(128,128,128,0.18)"
 DEVICES: Final = (HIT, CPU, FETCHED, PREFETCH, ADMISSION, FAILED, AMOUNT, QUANTITY)
 """Devices of a machine, in order, where a chart shows nothing else."""
 
+PART_COLORS: Final = {
+    "experts_cpu": CPU,
+    "experts_gpu": HIT,
+    "attention": "#aa4499",
+    "router": "#ddaa33",
+    "dense_ffn": "#66ccee",
+    "head": "#882255",
+    "emit": "#bb5566",
+    "sampling": "#999933",
+    "schedule": "#44aa99",
+    "batch": "#6699cc",
+    "embed": "#994455",
+    "telemetry": "#997700",
+    "rest": QUANTITY,
+    "other": "#bbbbbb",
+}
+"""Parts of a step's time, by the names of STEP_PARTS; "other": the sum of small ones."""
+
 PLACEMENT_COLORS: Final = {Placement.HIT: HIT, Placement.FETCHED: FETCHED, Placement.CPU: CPU}
 REASON_COLORS: Final = {
     UploadReason.DEMAND: FETCHED,

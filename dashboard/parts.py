@@ -50,7 +50,15 @@ def card(place: Any, name: str, title: str = "") -> Any:
     return box
 
 
-def chart(figure: Chart, *, key: str, alt: str, advice: str, note: str = "") -> None:
+def chart(
+    figure: Chart,
+    *,
+    key: str,
+    alt: str,
+    advice: str,
+    note: str = "",
+    lost: Sequence[queries.LostSteps] = (),
+) -> None:
     """A Plotly figure in the theme's colours, and below it one line that says what to do about what it shows.
 
     Args:
@@ -58,7 +66,9 @@ def chart(figure: Chart, *, key: str, alt: str, advice: str, note: str = "") -> 
         alt: what the chart shows, for screen readers.
         advice: what an operator does when the chart looks good or bad.
         note: what else the viewer must know, such as a sum.
+        lost: stretches of a time series to shade.
     """
+    base.shade_lost(figure, lost)
     st.plotly_chart(figure.built(), theme="streamlit", key=key, alt=alt, config={"displayModeBar": False})
     before = f"{html.escape(note)}<br>" if note else ""
     st.html(f'<p class="tf-advice">{before}<b aria-hidden="true">→</b> {html.escape(advice)}</p>')
@@ -152,7 +162,8 @@ def header(view: View) -> None:
     else:
         facts.append("every expert runs on the CPU")
     model = html.escape(formats.last_part(run.model))
-    st.html(f'<div class="tf-facts">{_pills(view)} &nbsp; <b>{model}</b> · {" · ".join(facts)}</div>')
+    named = f"<b>{html.escape(run.run_name)}</b> · " if run.run_name else ""
+    st.html(f'<div class="tf-facts">{_pills(view)} &nbsp; {named}<b>{model}</b> · {" · ".join(facts)}</div>')
 
 
 def _pills(view: View) -> str:

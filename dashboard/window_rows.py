@@ -6,10 +6,12 @@ Reading and analysing takes up to a second, so a live run's analysis is renewed 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import numpy as np
 import streamlit as st
 from twofold.telemetry import queries
 from twofold.tools.lab import recorded_run
@@ -22,11 +24,47 @@ COMPARED: Final = ("lru", "two-in-eight", "payback", "oracle-payback")
 """Policies that the cache page replays; "oracle-payback" knows the future."""
 
 
-class WindowRows:
-    """One window's rows. Attributes are computed when first asked for and then kept."""
+_REPLAYED_VALUES: Final = 1_500_000
+"""Steps × layers × experts that are replayed: about a second for the policies of COMPARED."""
 
-    def __init__(self, db: queries.Database, run: queries.Run, span: queries.Window) -> None:
-        self._db, self._run, self._span = db, run, span
+
+@dataclass(frozen=True)
+class Replayed:
+    """What the run did in its latest decode steps, and what policies do in them."""
+
+    results: Sequence[recorded_run.StepsReplay]
+    """The run's own policy first."""
+    hit_rate: float
+    """The run's own, as in `results`: share of distinct experts by layer and step."""
+    uploads_per_token: float
+    num_steps: int
+    """Decode steps that are counted."""
+    since_start: bool
+    """Whether the replay begins where the run did."""
+    prefetches: bool
+    num_lost: int
+    """Tokens that are missing."""
+
+    @property
+    def difference(self) -> float:
+        """The replay of the run's own policy less the run."""
+        return self.results[0].hit_rate - self.hit_rate
+
+
+class WindowRows:
+    """One window's rows. Attributes are computed when first asked for and then kept.
+
+    hits: hits by layer and expert, [layers, experts], as of `View.hits`.
+    """
+
+    def __init__(
+        self,
+        db: queries.Database,
+        run: queries.Run,
+        span: queries.Window,
+        hits: Callable[[], np.ndarray],
+    ) -> None:
+        self._db, self._run, self._span, self._hits = db, run, span, hits
 
     @cached_property
     def rows(self) -> queries.LayerRows:
@@ -83,6 +121,45 @@ class WindowRows:
         return queries.lru_hit_rate(queries.stack_distances(self.routing))
 
     @cached_property
+    def replayed(self) -> Replayed | None:
+        """COMPARED and the run's own policy in the last steps; None if there are too few or they cannot be replayed."""
+        run = self._run
+        if recorded_run.why_not_replayed(run) or run.policy not in recorded_run.policy_names():
+            return None
+        num_steps = _REPLAYED_VALUES // max(1, run.num_layers * run.num_experts)
+        rows = self.rows.latest(num_steps)
+        steps, middle = queries.recorded_steps(rows), len(rows.steps) // 2
+        if middle < 1 or not steps.num_tokens:
+            return None
+        first, counted = int(rows.steps.step[0]), int(rows.steps.step[middle])
+        copies, prefetched = self.copies, self.copies.reason == queries.UploadReason.PREFETCH
+        results = list(
+            recorded_run.replay_steps(
+                run,
+                steps,
+                list(dict.fromkeys((run.policy, *COMPARED))),
+                residents=queries.residency(self._db, run, first - 1, self._hits()),
+                first_counted_step=counted,
+                foreseen=queries.used_at_once(copies.where(prefetched), rows) if prefetched.any() else None,
+            )
+        )
+        decodes = rows.steps.step[rows.steps.is_decode & (rows.steps.step >= counted)]
+        used = np.isin(rows.layers.use_step, decodes)
+        if not results or not used.any():
+            return None
+        is_hit = rows.layers.use_placement[used] == queries.Placement.HIT
+        num_tokens = int(rows.steps.num_tokens[np.isin(rows.steps.step, decodes)].sum())
+        return Replayed(
+            results=results,
+            hit_rate=float(is_hit.mean()),
+            uploads_per_token=float(np.isin(copies.step, decodes).sum()) / num_tokens,
+            num_steps=len(decodes),
+            since_start=first == 0,
+            prefetches=bool(prefetched.any()),
+            num_lost=steps.num_lost,
+        )
+
+    @cached_property
     def compared(self) -> Sequence[recorded_run.PolicyResult]:
         """COMPARED and the run's own policy on the last tokens, after those before; empty if too few."""
         before, after = self.halves
@@ -125,7 +202,14 @@ def window_rows(view: View) -> WindowRows:
         state = (int(time.time()) // RENEWED_S,)
     whole = view.span.begin_s <= int(view.run.started_s)
     return _kept(
-        view.db.path, view.run.run_id, -1 if whole else length_s, state, view.db, view.run, view.span
+        view.db.path,
+        view.run.run_id,
+        -1 if whole else length_s,
+        state,
+        view.db,
+        view.run,
+        view.span,
+        view.hits,
     )
 
 
@@ -138,8 +222,9 @@ def _kept(
     _db: queries.Database,
     _run: queries.Run,
     _span: queries.Window,
+    _hits: Callable[[], np.ndarray],
 ) -> WindowRows:
-    return WindowRows(_db, _run, _span)
+    return WindowRows(_db, _run, _span, _hits)
 
 
 def computed_rows(view: View) -> WindowRows | None:

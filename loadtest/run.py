@@ -24,7 +24,7 @@ from locust.env import Environment
 from locust.runners import MasterRunner, Runner
 from twofold.api.errors import ConfigError
 from twofold.tools.loadgen.loadtest_plan import LoadTestPlan
-from twofold.tools.loadgen.metrics import Run
+from twofold.tools.loadgen.metrics import Run, span_s
 from twofold.tools.loadgen.report import as_json, objectives, stage_table, table
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
@@ -128,7 +128,7 @@ def show_progress(test: LoadTest, ended: Event) -> None:
 def report(test: LoadTest) -> int:
     """Print the measurements and return the exit code."""
     plan, samples = test.plan, test.store.samples
-    run = Run(samples, test.elapsed_s, plan.slos)
+    run = Run(samples, span_s(samples), plan.slos)
     figures = run.figures()
     results = [slo.check(samples) for slo in plan.slos]
     parts = [describe(test.client), table(test.workers.loadtest_id, figures, plan.slos)]

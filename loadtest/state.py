@@ -71,7 +71,12 @@ def prepare(environment: Environment, plan: LoadTestPlan, kinds: Iterable[str]) 
         plan=plan,
         client=client,
         workers=workers,
-        store=SampleStore(host, workers.loadtest_id, Path(plan.output) / f"{workers.file_name}.jsonl"),
+        store=SampleStore(
+            host,
+            workers.loadtest_id,
+            Path(plan.output) / f"{workers.file_name}.jsonl",
+            plan.facts_json(),
+        ),
         model=model,
         max_context=max_context,
         calls_tools="agent" in kinds and _calls_tools(client, model),

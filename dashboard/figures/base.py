@@ -7,7 +7,7 @@ heatmaps uint8: Plotly then sends them packed. A trace has at most MAX_POINTS po
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from twofold.telemetry import queries
 from dashboard.figures.chart import Chart
 from dashboard.palette import (
     AMOUNT,
+    FAILED,
     HIT,
     PLACEMENT_COLORS,
     QUANTITY,
@@ -97,6 +98,13 @@ def over_time(figure: Chart, at_s: F64, *, height: int = 230, legend: bool = Tru
     # On the right half of a label such as 15:59:20 has room.
     figure.update_layout(margin={"l": 64 if figure.is_titled() else 44, "r": 28, "b": 26})
     return figure
+
+
+def shade_lost(figure: Chart, lost: Sequence[queries.LostSteps]) -> None:
+    """Shade the stretches of a time series in which steps ran whose rows were lost."""
+    for each in lost:
+        begin, end = moments(np.array([each.begin_s, each.end_s])).tolist()
+        figure.add_band(x0=begin, x1=end, color=faint(FAILED, 0.18))
 
 
 def area(at_s: F64, values: F64, *, name: str, unit: str) -> Chart:

@@ -86,7 +86,10 @@ def payback(paybacks: queries.Paybacks) -> Chart:
 
 
 def policies(
-    results: Sequence[recorded_run.PolicyResult], *, recorded: float | None, uploads: float | None
+    results: Sequence[recorded_run.PolicyResult | recorded_run.StepsReplay],
+    *,
+    recorded: float | None,
+    uploads: float | None,
 ) -> Chart:
     """Hit rate against uploads per token, one point per policy: up and to the left is better."""
     figure = Chart()
@@ -130,6 +133,22 @@ def policy_table(
         for each, cost in zip(results, costs, strict=True)
     )
     head = "<th>hit rate</th><th>uploads/token</th><th>cost/token</th><th>cost vs LRU</th>"
+    return (
+        f'<table class="tf-layers"><thead><tr><th class="tf-experts">policy</th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
+    )
+
+
+def replay_table(results: Sequence[recorded_run.StepsReplay]) -> str:
+    """HTML table of replayed steps; times are relative to the first policy's, the run's own."""
+    own_us = results[0].moe_us_per_token
+    rows = "".join(
+        f'<tr><td class="tf-experts">{each.policy}</td><td>{each.hit_rate:.1%}</td>'
+        f"<td>{each.uploads_per_token:.2f}</td><td>{each.moe_us_per_token:,.1f} µs</td>"
+        f"<td>{each.moe_us_per_token / own_us if own_us else 1.0:.2f}</td></tr>"
+        for each in results
+    )
+    head = "<th>hit rate</th><th>uploads/token</th><th>MoE layers/token</th><th>time vs own policy</th>"
     return (
         f'<table class="tf-layers"><thead><tr><th class="tf-experts">policy</th>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table>"

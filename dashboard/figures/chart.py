@@ -63,6 +63,13 @@ class Chart:
         place = {"x": x, "xref": "x", "xanchor": "left", "y": 1, "yref": "y domain", "yanchor": "top"}
         self.add_annotation(text=text, font={"size": 11}, showarrow=False, **place)
 
+    def add_band(self, *, x0: float, x1: float, color: str) -> None:
+        """A shaded stretch through all plots, below their traces."""
+        for number in self._numbers:
+            place = {"x0": x0, "x1": x1, "xref": f"x{number}", "y0": 0, "y1": 1, "yref": f"y{number} domain"}
+            look = {"type": "rect", "layer": "below", "fillcolor": color, "line": {"width": 0}}
+            self._layout.setdefault("shapes", []).append({**look, **place})
+
     def add_titles(self, titles: Sequence[str]) -> None:
         """A title above each plot, at its left."""
         for number, text in zip(self._numbers, titles, strict=True):

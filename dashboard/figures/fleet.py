@@ -11,8 +11,8 @@ from dashboard.figures.base import layout
 from dashboard.figures.chart import Chart
 from dashboard.palette import AMOUNT, FAILED, HIT
 
-REASONS: Final = ("prefix", "load", "retry")
-_COLORS: Final = {"prefix": HIT, "load": AMOUNT, "retry": FAILED}
+REASONS: Final[tuple[queries.RoutedBy, ...]] = ("prefix", "load", "retry")
+_COLORS: Final[dict[queries.RoutedBy, str]] = {"prefix": HIT, "load": AMOUNT, "retry": FAILED}
 
 
 def decisions(replicas: Sequence[queries.FleetReplica]) -> Chart:

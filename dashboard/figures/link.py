@@ -20,8 +20,9 @@ REASON_NAMES: Final = {
 _LANES: Final = ("demand lane", "background lane")
 
 
-def rates(series: LinkSeries, *, ceiling: float | None, bandwidth: float | None) -> Chart:
-    """GB/s copied by reason, and two ceilings in bytes per second: at the copies' own size, and for huge copies."""
+def rates(series: LinkSeries, *, ceiling: float | None, alone: float | None) -> Chart:
+    """GB/s copied by reason, and lines in bytes per second: the ceiling of copies back to back, and the rate of copies
+    that run alone."""
     figure = Chart()
     at = moments(series.at_s)
     for reason, color in REASON_COLORS.items():
@@ -39,8 +40,8 @@ def rates(series: LinkSeries, *, ceiling: float | None, bandwidth: float | None)
             hovertemplate="%{y:.2f} GB/s",
         )
     lines = (
-        ("ceiling at this copy size", ceiling, "solid"),
-        ("link bandwidth, large copies", bandwidth, "dot"),
+        ("ceiling, copies back to back", ceiling, "solid"),
+        ("one copy alone, no ceiling", alone, "dot"),
     )
     for name, value, dash in lines:
         if value is not None and len(at):
@@ -73,17 +74,17 @@ def busy(series: LinkSeries) -> Chart:
 
 
 def size_curve(ceiling: LinkCeiling, totals: list[ReasonTotals]) -> Chart:
-    """Highest rate by copy size, log-log, and what the copies of each reason reached."""
+    """Rate of a copy alone by its size, log-log, and what the copies of each reason reached."""
     found = [total for total in totals if total.num_copies and total.copying_us > 0]
     sizes = np.geomspace(1e4, 1e8, 60)
     figure = Chart()
     figure.add_scatter(
         x=sizes / 1e6,
         y=ceiling.bytes_per_s(sizes) / 1e9,
-        name="calibrated ceiling",
+        name="one copy alone, calibrated",
         mode="lines",
         line={"color": FAILED, "width": 2},
-        hovertemplate="%{x:.3f} MB: at most %{y:.2f} GB/s<extra></extra>",
+        hovertemplate="%{x:.3f} MB: alone at most %{y:.2f} GB/s<extra></extra>",
     )
     for total in found:
         figure.add_scatter(

@@ -10,7 +10,7 @@ from twofold.telemetry import queries
 
 from dashboard.figures.base import F64, layout, over_time, packed, spaced, stacked
 from dashboard.figures.chart import Chart
-from dashboard.palette import CPU, HIT, QUANTITY, faint
+from dashboard.palette import PART_COLORS, QUANTITY, faint
 
 PART_NAMES: Final[dict[str, str]] = {
     "schedule": "scheduling",
@@ -58,12 +58,10 @@ def parts(at_s: F64, seconds: Mapping[str, F64], *, bucket_s: float) -> Chart:
         shown["other"] = np.sum([seconds[name] for name in names[_MAX_PARTS:]], axis=0)
     total = np.sum(list(shown.values()), axis=0) if shown else np.zeros(len(at_s))
     rows = {}
-    depth = iter((0.85, 0.65, 0.5, 0.35, 0.22, 0.12))
     for name, values in shown.items():
-        color = {"experts_cpu": CPU, "experts_gpu": HIT}.get(name)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(total > 0, values / total * 100.0, np.nan)
-        rows[PART_NAMES.get(name, name)] = (share, color or faint(QUANTITY, next(depth)))
+        rows[PART_NAMES.get(name, name)] = (share, PART_COLORS.get(name, QUANTITY))
     return stacked(at_s, rows, bucket_s=bucket_s, height=260)
 
 

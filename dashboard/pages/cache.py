@@ -11,7 +11,9 @@ from dashboard import cpu_only, formats, frame, parts
 from dashboard.figures import base, cache
 from dashboard.parts import Shown
 from dashboard.view import View
-from dashboard.window_rows import WindowRows, computed_rows
+from dashboard.window_rows import Replayed, WindowRows, computed_rows
+
+_SAME = 0.0005
 
 
 def body(view: View) -> None:
@@ -27,14 +29,14 @@ def body(view: View) -> None:
     _figures(view, found)
     left, right = st.columns(2)
     overview = view.overview()
-    with parts.card(left, "cache-1", "Hit rate over time, %"):
+    with parts.card(left, "cache-1", "Hit rate over time, all tokens, %"):
         parts.chart(
             base.area(overview.at_s, overview.hit_rate * 100, name="hits", unit="%"),
             key="hit-rate",
             alt="Share of routed experts that hit the GPU cache, over time",
             advice="Falls when the subject changes and recovers: normal. Stays low: more slots.",
         )
-    with parts.card(right, "cache-2", "Hit rate by layer, %"):
+    with parts.card(right, "cache-2", "Hit rate by layer, all tokens, %"):
         grid, _ = view.placements()
         parts.chart(
             cache.by_layer(cache.hits_of(grid)),
@@ -68,7 +70,10 @@ def _figures(view: View, found: WindowRows) -> None:
     tokens = found.routing.num_tokens
     parts.metrics(
         Shown(
-            "Hit rate", formats.percent(totals.hit_rate), "Routed experts that were on the GPU when needed."
+            "Hit rate",
+            formats.percent(totals.hit_rate),
+            "Routed experts that were on the GPU when needed, each token's counted. Prompt tokens included.",
+            "all tokens of the window",
         ),
         Shown(
             "Slots",
@@ -92,28 +97,69 @@ def _figures(view: View, found: WindowRows) -> None:
 
 
 def _policies(view: View, found: WindowRows) -> None:
-    with parts.card(st, "cache-3", "What other policies would have done on the same tokens"):
-        results = found.compared
-        if not results:
-            parts.note("Too few decode tokens in this window to warm up a cache and to compare policies.")
+    with parts.card(st, "cache-3", "What other policies would have done in the same decode steps"):
+        replayed = found.replayed
+        if replayed is None:
+            _policies_of_tokens(view, found)
             return
-        recorded = found.halves[1]
-        second = found.copies.step >= found.first_replayed_step
-        uploads = float(second.sum()) / recorded.num_tokens
+        own = replayed.results[0]
+        st.markdown(
+            f"This run hit {formats.percent(replayed.hit_rate)} in its last {replayed.num_steps:,} decode steps; the "
+            f"replay of its policy hits **{formats.percent(own.hit_rate)}** in them: {_nearness(replayed)}"
+        )
         parts.chart(
-            cache.policies(results, recorded=recorded.hit_rate, uploads=uploads),
+            cache.policies(replayed.results, recorded=replayed.hit_rate, uploads=replayed.uploads_per_token),
             key="policies",
             alt="Hit rate against uploads per token for each cache policy",
-            advice="Up and to the left is better. A policy that beats this run in both: restart with --policy NAME.",
-            note=f"The core's own replay of the last {recorded.num_tokens:,} decode tokens, warmed up on the "
-            f"{found.halves[0].num_tokens:,} before them; {view.run.num_slots:,} slots, batch {recorded.batch}. "
-            "The oracle knows the future and starts with empty slots. This run also has prefetches and the prompts' "
-            "uploads, which a replay lacks.",
+            advice="Less time is better. A policy that beats this run's own by more than the difference above: restart "
+            "with --policy NAME.",
+            note="Hit rate of distinct experts by layer and decode step. The engine's scheduler plays the recorded "
+            "steps, prompts included, on a virtual clock; the slots begin as the run's did. The oracle knows the "
+            "future.",
         )
-        costs = [each.cost_per_token for each in results]
-        lru = next(cost for each, cost in zip(results, costs, strict=True) if each.policy == "lru")
-        st.html(f'<div class="tf-wide">{cache.policy_table(results, costs, lru)}</div>')
-        st.caption(f"Cost: misses + {results[0].price:.2f} × uploads, per token of all layers.")
+        st.html(f'<div class="tf-wide">{cache.replay_table(replayed.results)}</div>')
+
+
+def _nearness(replayed: Replayed) -> str:
+    """How near the replay of the run's own policy comes to the run, and what it lacks."""
+    if abs(replayed.difference) < _SAME:
+        return "the same."
+    lacks = []
+    if replayed.prefetches:
+        lacks.append("what the routers foresaw is not recorded")
+    if not replayed.since_start:
+        lacks.append("the window begins within the run, and what the policy had learned is not recorded")
+    if replayed.num_lost:
+        lacks.append(f"{replayed.num_lost:,} tokens were lost")
+    why = "; ".join(lacks) or "copies on a real link take other times than on the virtual clock"
+    return f"{replayed.difference * 100:+.1f} percentage points, as {why}."
+
+
+def _policies_of_tokens(view: View, found: WindowRows) -> None:
+    """A replay without time, for runs whose steps cannot be played."""
+    results = found.compared
+    if not results:
+        parts.note("Too few decode tokens in this window to warm up a cache and to compare policies.")
+        return
+    recorded = found.halves[1]
+    second = found.copies.step >= found.first_replayed_step
+    why = recorded_run.why_not_replayed(view.run)
+    parts.chart(
+        cache.policies(
+            results, recorded=recorded.hit_rate, uploads=float(second.sum()) / recorded.num_tokens
+        ),
+        key="policies",
+        alt="Hit rate against uploads per token for each cache policy",
+        advice="Up and to the left is better. A policy that beats this run in both: restart with --policy NAME.",
+        note=f"The core's own replay of the last {recorded.num_tokens:,} decode tokens, warmed up on the "
+        f"{found.halves[0].num_tokens:,} before them; {view.run.num_slots:,} slots, batch {recorded.batch}. "
+        "The oracle knows the future and starts with empty slots. It does not reproduce this run, which also has "
+        f"prefetches, the prompts' uploads and copies that take time{f': {why}' if why else ''}.",
+    )
+    costs = [each.cost_per_token for each in results]
+    lru = next(cost for each, cost in zip(results, costs, strict=True) if each.policy == "lru")
+    st.html(f'<div class="tf-wide">{cache.policy_table(results, costs, lru)}</div>')
+    st.caption(f"Cost: misses + {results[0].price:.2f} × uploads, per token of all layers.")
 
 
 def _reuse(view: View, found: WindowRows) -> None:
@@ -133,7 +179,7 @@ def _reuse(view: View, found: WindowRows) -> None:
             key="reuse",
             alt="Hit rate of an LRU cache by slots per layer",
             advice="Steep at this run's point: a few more slots help much. Flat: spend the memory elsewhere.",
-            note=f"Half of all uses come back within {half} other experts of their layer.",
+            note=f"Decode tokens one by one. Half of all uses come back within {half} other experts of their layer.",
         )
 
 

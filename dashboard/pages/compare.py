@@ -1,9 +1,9 @@
-"""Compare page: two runs side by side, and how sure their differences are."""
+"""Compare page: a run beside up to seven others, and how sure their differences are."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,8 @@ from dashboard.controls import run_name
 from dashboard.figures import comparison as figures
 from dashboard.view import View
 
+_MAX_OTHERS: Final = 7
+_MAX_LISTED: Final = 1000
 # How each quantity is written, and whether more is better.
 QUANTITIES: Final[dict[str, tuple[Callable[[float], str], bool]]] = {
     "TTFT": (formats.seconds, False),
@@ -27,29 +29,84 @@ QUANTITIES: Final[dict[str, tuple[Callable[[float], str], bool]]] = {
 
 
 def body(view: View) -> None:
-    runs = queries.runs(view.db)
+    runs = {run.run_id: run for run in queries.runs(view.db, limit=_MAX_LISTED)}
     if len(runs) < 2:
         parts.note(
-            "This database has one run. Start the server again with other settings to compare the two."
+            "This database has one run. Start the server again with other settings to compare the two. "
+            "`serve --run-name NAME --run-tag TAG` tells runs apart."
         )
         return
-    names = {run.run_id: run_name(run) for run in runs}
-    others = [run.run_id for run in runs if run.run_id != view.run.run_id]
-    key = f"other-{view.run.run_id}"
-    links.adopt("other", key, others)
-    earlier = next((number for number in others if number < view.run.run_id), others[0])
-    st.session_state.setdefault(key, earlier)
-    number = st.selectbox("Compare with", others, format_func=names.__getitem__, key=key)
-    links.publish("other", number, earlier)
-    other = view.of(next(run for run in runs if run.run_id == number))
+    chosen = _choose(view.run, runs)
+    if not chosen:
+        parts.note("Choose the runs that this one is compared with.")
+        return
+    others = [view.of(runs[number]) for number in chosen]
     this = view.of(view.run)
-    if this.run.emulated != other.run.emulated:
-        st.caption("One of the two runs is emulated: compare only their hit rates, not their times.")
-    first, second = _series(other), _series(this)
-    found = {name: queries.difference(first[name], second[name]) for name in QUANTITIES}
-    _differences(found, other.run.run_id, this.run.run_id)
-    _distributions(first, second, (other.run.run_id, this.run.run_id))
-    _settings(other.run, this.run)
+    every = [*others, this]
+    if len({each.run.emulated for each in every}) > 1:
+        st.caption(
+            "One of the two runs is emulated: compare only their hit rates, not their times."
+            if len(every) == 2
+            else "Some of these runs are emulated: compare only their hit rates with the others', not their times."
+        )
+    series = {each.run.run_id: _series(each) for each in every}
+    if len(every) > 2:
+        _means(series, [each.run for each in every])
+    for number in chosen:
+        first, second = series[number], series[this.run.run_id]
+        found = {name: queries.difference(first[name], second[name]) for name in QUANTITIES}
+        _differences(found, number, this.run.run_id)
+    st.caption(
+        "The interval is a percentile bootstrap of the difference of means, 2,000 resamples. "
+        "It leaves out 0 where the change is called better or worse. Requests of one run share a machine and its "
+        "load: repeat the runs before you rely on a small change."
+    )
+    _distributions(series)
+    _settings([each.run for each in every])
+
+
+def _choose(run: queries.Run, runs: Mapping[int, queries.Run]) -> list[int]:
+    """Numbers of the runs to compare `run` with: those of the address at first, else the run before it."""
+    others = [number for number in runs if number != run.run_id]
+    earlier = next((number for number in others if number < run.run_id), others[0])
+    key, wanted = f"other-{run.run_id}", (links.requested("other") or str(earlier)).split(",")
+    if key not in st.session_state:
+        st.session_state[key] = [number for number in others if str(number) in wanted][:_MAX_OTHERS]
+        missing = sorted(set(wanted) - {str(number) for number in runs})
+        if missing:
+            st.warning(f"Run {', '.join(missing)} is not in this database.", icon=":material/search_off:")
+    names = {number: run_name(each) for number, each in runs.items()}
+    chosen: list[int] = st.multiselect(
+        "Compare with",
+        others,
+        format_func=names.__getitem__,
+        key=key,
+        max_selections=_MAX_OTHERS,
+        help=f"Up to {_MAX_OTHERS} runs. Type a part of a name or a #tag to find its runs.",
+    )
+    links.publish("other", ",".join(map(str, chosen)), str(earlier))
+    return chosen
+
+
+def _title(run: queries.Run) -> str:
+    return f"run {run.run_id} {run.run_name}".rstrip()
+
+
+def _means(series: Mapping[int, Mapping[str, np.ndarray]], runs: Sequence[queries.Run]) -> None:
+    """Every run in a row, the sidebar's last."""
+    rows = []
+    for run in runs:
+        own = series[run.run_id]
+        known = {name: own[name][~np.isnan(own[name])] for name in QUANTITIES}
+        means = [
+            QUANTITIES[name][0](float(values.mean())) if len(values) else formats.NOTHING
+            for name, values in known.items()
+        ]
+        tags = run.run_tags.replace(",", " ") or formats.NOTHING
+        rows.append([_title(run), tags, f"{len(known['E2E']):,}", *means])
+    with parts.card(st, "compare-means"):
+        head = ["mean", "tags", "answers", *QUANTITIES]
+        parts.table(head, rows, name=f"{len(runs)} runs, wall clock", texts=(0, 1))
 
 
 def _series(view: View) -> dict[str, np.ndarray]:
@@ -87,46 +144,39 @@ def _differences(found: dict[str, queries.Difference | None], first: int, second
             ]
         )
     head = ["mean", f"run {first}", f"run {second}", "difference, 95 %", "change"]
-    with parts.card(st, "compare-1"):
+    with parts.card(st, f"compare-{first}"):
         parts.table(head, rows, name=f"Run {second} against run {first}, wall clock")
-        st.caption(
-            "The interval is a percentile bootstrap of the difference of means, 2,000 resamples. "
-            "It leaves out 0 where the change is called better or worse. Requests of one run share a machine and its "
-            "load: repeat both runs before you rely on a small change."
-        )
 
 
 def _signed(write: Callable[[float], str], value: float) -> str:
     return f"{'−' if value < 0 else '+'}{write(abs(value))}"
 
 
-def _distributions(
-    first: dict[str, np.ndarray], second: dict[str, np.ndarray], numbers: tuple[int, int]
-) -> None:
+def _distributions(series: Mapping[int, Mapping[str, np.ndarray]]) -> None:
     left, right = st.columns(2)
     for place, name in ((left, "TTFT"), (right, "ITL")):
         with parts.card(place, f"compare-{name.lower()}", f"{name}, ms: share of requests at most this long"):
             parts.chart(
-                figures.cumulative(first[name] * 1e3, second[name] * 1e3, numbers),
+                figures.cumulative({number: own[name] * 1e3 for number, own in series.items()}),
                 key=f"cumulative-{name}",
-                alt=f"Cumulative distribution of {name} of both runs",
+                alt=f"Cumulative distribution of {name} of each run",
                 advice="A curve further left is faster. Curves that part only at the top differ in tail latency.",
             )
 
 
-def _settings(first: queries.Run, second: queries.Run) -> None:
-    settings = [{**json.loads(run.config_json), **_facts(run)} for run in (first, second)]
-    changed = [
-        [name, *(str(values.get(name, formats.NOTHING)) for values in settings)]
-        for name in sorted(settings[0].keys() | settings[1].keys())
-        if settings[0].get(name) != settings[1].get(name)
-    ]
+def _settings(runs: Sequence[queries.Run]) -> None:
+    settings = [{**json.loads(run.config_json), **_facts(run)} for run in runs]
+    changed = []
+    for name in sorted({name for each in settings for name in each}):
+        cells = [str(each.get(name, formats.NOTHING)) for each in settings]
+        if len(set(cells)) > 1:
+            changed.append([name, *cells])
     if not changed:
-        st.caption("Both runs have the same settings, version and machine.")
+        which = "Both" if len(runs) == 2 else "All"
+        st.caption(f"{which} runs have the same settings, version and machine.")
         return
-    head = ["setting", f"run {first.run_id}", f"run {second.run_id}"]
     with parts.card(st, "compare-settings"):
-        parts.table(head, changed, name="What differs between the runs")
+        parts.table(["setting", *map(_title, runs)], changed, name="What differs between the runs")
 
 
 def _facts(run: queries.Run) -> dict[str, object]:
@@ -137,7 +187,7 @@ def _facts(run: queries.Run) -> dict[str, object]:
 
 frame.live_page(
     "Compare",
-    "Two whole runs side by side: the run of the sidebar, and another. Wall clock everywhere.",
+    "Whole runs side by side: the run of the sidebar, and up to seven others. Wall clock everywhere.",
     body,
     refresh=False,
 )

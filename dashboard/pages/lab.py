@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import streamlit as st
@@ -14,6 +15,7 @@ from dashboard.view import View
 from dashboard.window_rows import WindowRows, window_rows
 
 LIMIT_S: Final = 20.0  # longest time that the capacity planner computes
+_OWN: Final = ""  # the run's own model, or computer
 _Item = TypeVar("_Item")
 
 
@@ -160,49 +162,102 @@ def _machine(view: View, found: WindowRows) -> None:
 
 
 def _capacity(view: View, found: WindowRows) -> None:
-    if not _sizes_known(view):
-        return
+    own_shape, own_host = recorded_run.shape_of(view.run), recorded_run.machine_of(view.run)
+    models = ([_OWN] if own_shape is not None else []) + list(recorded_run.SHAPES)
+    hosts = ([_OWN] if own_host is not None else []) + list(recorded_run.HOSTS)
+    own_model = formats.last_part(view.run.model)
     with st.form("capacity", border=False):
         left, right = st.columns(2)
+        model = left.selectbox("Model", models, format_func=lambda name: own_model if name == _OWN else name)
+        host = right.selectbox(
+            "Computer", hosts, format_func=lambda name: "the computer of this run" if name == _OWN else name
+        )
+        profile = own_host if host == _OWN else recorded_run.machines([recorded_run.HOSTS[host]])[0]
+        assert profile is not None
         target = left.number_input("Tokens/s wanted", 0.1, 10_000.0, 20.0)
         batch = right.number_input("Requests at once", 1, 64, 1, key="capacity-batch")
+        pcie = right.selectbox("PCIe of the computer", (None, 3, 4, 5), format_func=_slot)
         requested = st.form_submit_button("Which GPU would I need?", type="primary")
-    results = _kept(view, "capacity")
+    kept = _kept(view, "capacity")
     if requested:
-        names = recorded_run.machine_names()
+        shape = own_shape if model == _OWN else recorded_run.SHAPES[model]
+        assert shape is not None
+        trace = recorded_run.shortened(recorded_run.trace_of(found.routing, view.run))
+        if shape.routing != (trace.num_layers, trace.num_experts, trace.top_k):
+            trace = recorded_run.routing_like(trace, shape)
         results = _run_once(
             view,
             "capacity",
-            recorded_run.plan_capacity(
-                found.routing, view.run, recorded_run.machines(names), batch=int(batch), limit_s=LIMIT_S
+            recorded_run.plan_cards(
+                trace,
+                shape,
+                profile,
+                pcie=pcie or recorded_run.pcie_of(profile),
+                batch=int(batch),
+                limit_s=LIMIT_S,
             ),
-            len(names) * len(recorded_run.VRAM_GB),
+            len(recorded_run.CARDS),
         )
-    if not results:
-        return
-    fits = [each for each in results if each is not None]
-    enough = [each for each in fits if each.tokens_per_s >= target]
+        basis = recorded_run.Basis(
+            is_own_model=model == _OWN,
+            is_calibrated=host == _OWN and not view.run.emulated,
+            num_tokens=found.routing.num_tokens,
+        )
+        kept = [_Planned(results, basis, own_model if model == _OWN else model, float(target))]
+        st.session_state["lab-capacity"] = (view.run.run_id, kept)
+    if kept:
+        _answer(kept[0])
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Results of the capacity planner, and the question that they answer."""
+
+    results: list[recorded_run.MachineResult | None]
+    """By card; None where the model does not fit."""
+    basis: recorded_run.Basis
+    model: str
+    target: float
+
+
+def _slot(pcie: int | None) -> str:
+    return "as its profile says" if pcie is None else f"PCIe {pcie}.0 x16"
+
+
+def _answer(planned: _Planned) -> None:
+    """The smallest card that reaches the wanted speed, in a sentence, and all cards in a chart."""
+    fits = [each for each in planned.results if each is not None]
+    enough = [each for each in fits if each.tokens_per_s >= planned.target]
     if enough:
         least = min(enough, key=lambda each: (each.vram_gb or 0.0, each.tokens_per_s))
+        sure, reasons = planned.basis.confidence(least.tokens_per_s, planned.target)
         st.success(
-            f"A card with **{least.vram_gb:g} GB** on a machine like **{least.machine}** is predicted to reach "
-            f"{formats.rate(least.tokens_per_s)} tokens/s ({least.slot_share:.0%} of the experts on the GPU).",
+            f"For {planned.target:g} tokens/s of {planned.model}, take an **{least.machine}**: it is predicted to "
+            f"reach {formats.rate(least.tokens_per_s)} tokens/s, with {least.slot_share:.0%} of the experts on the "
+            f"card. "
+            f"Confidence: **{sure}** ({'; '.join(reasons)}).",
             icon=":material/check_circle:",
         )
-    else:
-        best = max((each.tokens_per_s for each in fits), default=0.0)
+    elif fits:
+        best = max(fits, key=lambda each: each.tokens_per_s)
         st.warning(
-            f"None of these machines reaches {target:g} tokens/s; the best is predicted to reach {formats.rate(best)}. "
-            "Try a smaller weight format (`twofold quantize`).",
+            f"None of these cards reaches {planned.target:g} tokens/s of {planned.model} in this computer. The best, "
+            f"{best.machine}, is predicted to reach {formats.rate(best.tokens_per_s)}. Try a smaller weight format "
+            "(`twofold quantize`) or a computer with faster memory.",
             icon=":material/block:",
         )
+    else:
+        st.warning(
+            f"None of these cards holds the dense weights of {planned.model}.", icon=":material/block:"
+        )
+        return
     parts.chart(
-        lab.capacity(fits, target=float(target)),
+        lab.cards(fits, target=planned.target),
         key="lab-capacity",
-        alt="Predicted tokens per second by VRAM and machine, and the wanted speed",
-        advice="Where a line flattens, more VRAM buys nothing: the CPU's memory or the link decides.",
-        note=f"{len(fits)} of {len(results)} cards hold the model's dense weights. 1 GB is kept for the KV cache. "
-        "Machines differ in CPU, link and GPU; each is tried with every size of VRAM. Measure before you buy.",
+        alt="Predicted tokens per second by card, and the wanted speed",
+        advice="Cards of one size that differ little are limited by the computer's memory or link, not by the card.",
+        note=f"{len(fits)} of {len(planned.results)} cards hold the model's dense weights. Of each card's memory, "
+        "0.6 GB are left to the driver and 1 GB to the KV cache. Measure before you buy.",
     )
 
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import streamlit as st
 from twofold.telemetry import queries
+from twofold.tools.loadgen.slo import Slo
 
 from dashboard import formats, frame, links, parts
 from dashboard.figures import loadtest as figures
+from dashboard.loadtest_result import TestPlan, TestResult, plan_of, result_of
 from dashboard.parts import Shown
 from dashboard.view import NEWEST, View
+
+_LATENCIES: Final = {
+    "ttft": "time to first token (TTFT)",
+    "tpot": "time per output token (TPOT)",
+    "itl": "inter-token latency (ITL)",
+    "e2el": "end to end (E2E)",
+}
+_COLUMNS: Final = ("mean", "median", "p90", "p95", "p99")
 
 
 def load_tests(db: queries.Database, run: queries.Run) -> list[queries.LoadTest]:
@@ -19,6 +31,12 @@ def load_tests(db: queries.Database, run: queries.Run) -> list[queries.LoadTest]
 
 def load_samples(db: queries.Database, run: queries.Run, loadtest_id: str) -> queries.LoadSamples:
     return queries.load_samples(db, loadtest_id)
+
+
+def load_result(
+    db: queries.Database, run: queries.Run, loadtest_id: str, slos: tuple[Slo, ...]
+) -> TestResult:
+    return result_of(queries.load_samples(db, loadtest_id), slos)
 
 
 def subject(view: View) -> View | None:
@@ -72,8 +90,12 @@ def body(view: View) -> None:
             icon=":material/help:",
         )
     samples = view.query(load_samples, chosen)
-    _summary(test)
-    _latencies(samples)
+    plan = plan_of(test)
+    result = view.query(load_result, chosen, plan.slos)
+    _summary(test, plan, result)
+    _objectives(plan, result)
+    _latencies(result)
+    _stages(result)
     _timeline(view, test, samples)
     _failures(samples)
     if view.run.emulated and test.run_id == view.run.run_id:
@@ -82,35 +104,79 @@ def body(view: View) -> None:
         )
 
 
-def _summary(test: queries.LoadTest) -> None:
-    seconds = max(test.end_s - test.begin_s, 1e-3)
-    speed = formats.rate(test.completion_tokens / seconds)
+def _summary(test: queries.LoadTest, plan: TestPlan, result: TestResult) -> None:
+    figures = result.figures
+    gave_up = Shown(
+        "Gave up",
+        f"{figures['gave_up']:,}",
+        "Users who closed the connection on purpose; neither answers nor failures.",
+    )
+    goodput = Shown(
+        "Goodput",
+        f"{formats.rate(figures['request_goodput'])} requests/s",
+        "Answers within every objective, per second.",
+    )
     parts.metrics(
         Shown("Users", f"{test.max_users:,}"),
-        Shown("Answers", f"{test.num_samples - test.num_failures:,}"),
-        Shown("Failures", f"{test.num_failures:,}"),
-        Shown("Tokens/s, all users", speed, "Answer tokens received, by the users' wall clock."),
+        Shown("Answers", f"{figures['completed']:,}", "Complete answers."),
+        Shown("Failures", f"{figures['failed']:,}"),
+        *([gave_up] if figures["gave_up"] else []),
+        Shown(
+            "Tokens/s, all users",
+            formats.rate(figures["output_throughput"]),
+            "Answer tokens received, by the users' wall clock.",
+        ),
+        Shown("Requests/s", formats.rate(figures["request_throughput"]), "Complete answers per second."),
+        *([goodput] if plan.slos else []),
     )
+    known = ((plan.load, "load"), (plan.mix, "mix"), (plan.shape, "shape"))
+    facts = " · ".join(f"{name}: {text}" for text, name in known if text)
+    st.caption(f"`{test.loadtest_id}` · {facts or 'its mix, shape and objectives were not recorded'}")
 
 
-def _latencies(samples: queries.LoadSamples) -> None:
+def _objectives(plan: TestPlan, result: TestResult) -> None:
+    """What the test had to hold, and whether it did."""
+    if not plan.slos:
+        return
+    rows = [
+        [str(each.slo), formats.milliseconds(each.value_ms), "met" if each.met else "missed"]
+        for each in result.objectives
+    ]
+    with parts.card(st, "loadtest-objectives"):
+        missed = sum(not each.met for each in result.objectives)
+        verdict = f"{missed} of {len(rows)} objectives missed" if missed else "Every objective is met"
+        st.markdown(f"**{verdict}**")
+        parts.table(["objective", "measured", "verdict"], rows, name="Objectives (SLO)", texts=(0, 2))
+
+
+def _latencies(result: TestResult) -> None:
     """Percentiles of the whole test as a table: one row per latency."""
-    rows = {
-        "time to first token (TTFT)": samples.ttft_ms,
-        "time per output token (TPOT)": samples.tpot_ms,
-        "end to end (E2E)": np.where(samples.ok, samples.e2e_ms, np.nan),
-    }
     with parts.card(st, "loadtest-latencies"):
         parts.table(
-            ["latency, wall clock", "p50", "p95", "p99"],
-            [[name, *map(formats.milliseconds, _percentiles(values))] for name, values in rows.items()],
+            ["latency, wall clock", *("p50" if each == "median" else each for each in _COLUMNS)],
+            [
+                [title, *(formats.milliseconds(result.figures[f"{each}_{name}_ms"]) for each in _COLUMNS)]
+                for name, title in _LATENCIES.items()
+            ],
             name="Latencies of the whole test",
         )
 
 
-def _percentiles(values: np.ndarray) -> list[float | None]:
-    known = values[~np.isnan(values)]
-    return [float(np.percentile(known, each)) if len(known) else None for each in (50, 95, 99)]
+def _stages(result: TestResult) -> None:
+    head = ["stage", "user", "requests", "gave up", "failed", "TTFT p50", "TTFT p95"]
+    head += ["ITL p95", "E2E p95", "tokens/s"]
+    rows = [
+        [
+            each.stage or formats.NOTHING,
+            each.name or formats.NOTHING,
+            *(f"{count:,}" for count in (each.num_requests, each.num_gave_up, each.num_failed)),
+            *map(formats.milliseconds, (each.ttft_p50, each.ttft_p95, each.itl_p95, each.e2el_p95)),
+            formats.rate(each.tokens_per_s),
+        ]
+        for each in result.stages
+    ]
+    with parts.card(st, "loadtest-stages"):
+        parts.table(head, rows, name="By stage and kind of user", texts=(0, 1))
 
 
 def _timeline(view: View, test: queries.LoadTest, samples: queries.LoadSamples) -> None:
@@ -137,7 +203,16 @@ def _failures(samples: queries.LoadSamples) -> None:
 
 
 def _name(test: queries.LoadTest) -> str:
-    return f"{formats.moment(test.begin_s, with_date=True)} · {test.max_users} users · {test.num_samples} requests"
+    shape = plan_of(test).shape
+    return " · ".join(
+        [
+            formats.moment(test.begin_s, with_date=True),
+            f"{test.max_users} users",
+            f"{test.num_samples} requests",
+            *([shape] if shape else []),
+            test.loadtest_id,
+        ]
+    )
 
 
 frame.live_page(

@@ -17,7 +17,7 @@ from dashboard.view import View
 
 
 def body(view: View) -> None:
-    overview = view.overview()
+    overview = view.overview().without_lost(view.query(queries.lost_steps, view.span))
     if not overview.steps.num_steps and not view.query(queries.request_counts).total:
         _hint(view)
         return
@@ -29,11 +29,17 @@ def body(view: View) -> None:
     changes = view.query(queries.control_events)
     if changes:
         st.caption("Changes during the run: " + "; ".join(map(_change, changes[:4])) + ".")
+    if overview.lost:
+        num_steps = sum(each.num_steps for each in overview.lost)
+        st.caption(
+            f":orange[Shaded: {num_steps:,} steps ran whose rows were lost. The engine was not idle there.]"
+        )
     left, right = st.columns(2)
     with parts.card(left, "overview-1", "Tokens per second"):
         parts.chart(
             times.speed(overview.at_s, overview.decode_tokens_per_s, overview.prefill_tokens_per_s),
             key="speed",
+            lost=overview.lost,
             alt="Answer and prompt tokens per second of wall time",
             advice="Falls while requests run: find the slow tokens on Requests. 0: the engine was idle.",
             note=_speed_note(view, overview),
@@ -43,22 +49,25 @@ def body(view: View) -> None:
         parts.chart(
             base.percentiles(series),
             key="ttft",
+            lost=overview.lost,
             alt="p50, p95 and p99 of the time to first token",
             advice="Rises with the queue: raise --max-num-seqs. With long prompts: see --max-itl-ms.",
         )
-    _latency_and_prefixes(at_client)
+    _latency_and_prefixes(overview, at_client)
     _steps_and_placement(view, overview)
     _link_and_queue(view, overview)
+    _kv_cache(overview)
     parts.devices(view, "overview-devices")
 
 
-def _latency_and_prefixes(at_client: queries.ClientTimes) -> None:
+def _latency_and_prefixes(overview: queries.Overview, at_client: queries.ClientTimes) -> None:
     left, right = st.columns(2)
     with parts.card(left, "overview-7", "Inter-token latency (ITL), ms"):
         series = queries.percentile_series(at_client.finished_s, at_client.itl_s * 1e3, max_buckets=60)
         parts.chart(
             base.percentiles(series),
             key="itl",
+            lost=overview.lost,
             alt="p50, p95 and p99 of the mean inter-token latency of the requests that ended",
             advice="Rises with the batch: that is its price. Rises without it: find the slow tokens on Requests.",
         )
@@ -67,6 +76,7 @@ def _latency_and_prefixes(at_client: queries.ClientTimes) -> None:
         parts.chart(
             base.area(starts, share * 100, name="cached", unit="%"),
             key="cached",
+            lost=overview.lost,
             alt="Share of the prompts' tokens that were in the prefix cache, by the requests' ends",
             advice="Near 0 in long conversations: raise --max-total-tokens, or keep the prompt's beginning the same.",
         )
@@ -184,6 +194,7 @@ def _steps_and_placement(view: View, overview: queries.Overview) -> None:
         parts.chart(
             times.parts(overview.at_s, overview.part_seconds, bucket_s=overview.bucket_s),
             key="parts",
+            lost=overview.lost,
             alt="Shares of the steps' wall time by part",
             advice=_parts_advice(view, overview),
         )
@@ -194,6 +205,7 @@ def _steps_and_placement(view: View, overview: queries.Overview) -> None:
         parts.chart(
             base.shares(overview.at_s, overview.shares, bucket_s=overview.bucket_s),
             key="shares",
+            lost=overview.lost,
             alt="Shares of routed experts that hit the GPU cache, were fetched, or ran on the CPU",
             advice="Green is cache hits. Too little: more slots (--gpu-experts-ratio), or another --policy.",
         )
@@ -221,6 +233,7 @@ def _link_and_queue(view: View, overview: queries.Overview) -> None:
             parts.chart(
                 base.area(overview.at_s, megabytes, name="copied", unit="MB"),
                 key="pcie",
+                lost=overview.lost,
                 alt="Megabytes of experts copied to the GPU per token",
                 advice="High beside a low hit rate: copies do not pay back. Compare policies on Cache.",
                 note=f"{copied} in {overview.totals.num_uploads:,} uploads.",
@@ -229,8 +242,33 @@ def _link_and_queue(view: View, overview: queries.Overview) -> None:
         parts.chart(
             base.queue(overview.at_s, overview.num_running, overview.num_waiting),
             key="queue",
+            lost=overview.lost,
             alt="Running and waiting requests",
             advice="Requests wait for long: raise --max-num-seqs, or start another server.",
+        )
+
+
+def _kv_cache(overview: queries.Overview) -> None:
+    if np.isnan(overview.kv_use).all():
+        return  # the run is older than schema version 9, or no step is in the window
+    left, right = st.columns(2)
+    with parts.card(left, "overview-9", "KV cache pages in use, %"):
+        parts.chart(
+            base.area(overview.at_s, overview.kv_use * 100, name="in use", unit="%"),
+            key="kv-use",
+            lost=overview.lost,
+            alt="Share of the KV cache's pages in use, over time",
+            advice="Near 100: requests wait or are preempted; raise --max-total-tokens, or choose --kv-cache-dtype.",
+        )
+    with parts.card(right, "overview-10", "Preemptions"):
+        parts.chart(
+            base.area(overview.at_s, overview.num_preemptions, name="preempted", unit="preemptions"),
+            key="preemptions",
+            lost=overview.lost,
+            alt="Sequences preempted because pages ran out, over time",
+            advice="Above 0: their prompts are computed again; fewer requests at once (--max-num-seqs) or more pages.",
+            note=f"{np.nansum(overview.num_preemptions):,.0f} preemptions, each point a sum of "
+            f"{formats.duration(overview.bucket_s)}.",
         )
 
 

@@ -1,4 +1,4 @@
-"""PCIe: how busy the link is, with what, and how near it comes to its calibrated ceiling at this copy size."""
+"""PCIe: how busy the link is, with what, and how near it comes to the ceiling of copies back to back."""
 
 from __future__ import annotations
 
@@ -32,31 +32,62 @@ def body(view: View) -> None:
         return
     costs = queries.run_costs(view.run)
     ceiling = None if costs is None else costs.link
-    median = float(np.median(found.copies.size_bytes))
-    highest = None if ceiling is None else float(ceiling.bytes_per_s(median))
-    _figures(view, found, median, highest)
+    mean = float(found.copies.size_bytes.mean())
+    highest = None if ceiling is None else _ceiling(view, ceiling, mean)
+    _figures(view, found, highest)
+    st.caption(_coverage(found))
     with parts.card(st, "pcie-1", f"Bytes copied over PCIe against the ceiling, GB/s{view.emulated}"):
-        note = "No ceiling is drawn: the run recorded no calibrated figures (twofold calibrate)."
-        if ceiling is not None and highest is not None:
-            note = (
-                f"A copy of {formats.size(median)} takes {ceiling.latency_us:.0f} µs of latency and "
-                f"{median / ceiling.bandwidth_gbps / 1e3:.1f} µs of transfer: at most {highest / 1e9:.2f} of "
-                f"{ceiling.bandwidth_gbps:.1f} GB/s."
-            )
         parts.chart(
             link.rates(
                 found.link,
                 ceiling=highest,
-                bandwidth=None if ceiling is None else ceiling.bandwidth_gbps * 1e9,
+                alone=None if ceiling is None or view.run.emulated else float(ceiling.bytes_per_s(mean)),
             ),
             key="rates",
-            alt="Bytes per second over PCIe by reason, and the calibrated ceiling",
+            alt="Bytes per second over PCIe by reason, and the ceiling",
             advice="At the solid line the link is full: larger copies or fewer uploads help, a faster slot does not.",
-            note=note,
+            note=_ceiling_note(view, ceiling, mean),
         )
     _use(view, found)
     _links(view, found)
     _sizes(view, found, ceiling)
+
+
+def _ceiling(view: View, ceiling: queries.LinkCeiling, mean: float) -> float:
+    """Highest rate of copies back to back, bytes per second.
+
+    On a virtual clock each copy has its latency; a real link hides it behind the copy before.
+    """
+    return float(ceiling.bytes_per_s(mean)) if view.run.emulated else ceiling.bandwidth_gbps * 1e9
+
+
+def _ceiling_note(view: View, ceiling: queries.LinkCeiling | None, mean: float) -> str:
+    if ceiling is None:
+        return "No ceiling is drawn: the run recorded no calibrated figures (twofold calibrate)."
+    alone = (
+        f"A copy of {formats.size(mean)}, the mean, takes {ceiling.latency_us:.0f} µs of latency and "
+        f"{mean / ceiling.bandwidth_gbps / 1e3:.1f} µs of transfer"
+    )
+    reached = f"at most {float(ceiling.bytes_per_s(mean)) / 1e9:.2f} of {ceiling.bandwidth_gbps:.1f} GB/s"
+    if view.run.emulated:
+        return f"{alone}: back to back {reached}."
+    return (
+        f"Ceiling: the calibrated {ceiling.bandwidth_gbps:.1f} GB/s of copies back to back. {alone}: alone "
+        f"{reached}."
+    )
+
+
+def _coverage(found: WindowRows) -> str:
+    """The steps that the page is about."""
+    steps = found.copied_steps
+    since, until = (formats.moment(float(steps.started_s[at])) for at in (0, -1))
+    text = (
+        f"Covers {len(steps):,} steps from {since} to {until}, and all {len(found.copies):,} copies that they "
+        "decided."
+    )
+    if len(steps) < len(found.steps):
+        text += f" The window has {len(found.steps):,} steps: only its latest {queries.MAX_COPIES:,} copies are read."
+    return text
 
 
 def _use(view: View, found: WindowRows) -> None:
@@ -105,7 +136,7 @@ def _sizes(view: View, found: WindowRows, ceiling: queries.LinkCeiling | None) -
             parts.chart(
                 link.size_curve(ceiling, found.reasons),
                 key="curve",
-                alt="Calibrated rate by copy size, and the rate reached by each reason",
+                alt="Calibrated rate of a copy alone by its size, and the rate reached by each reason",
                 advice="Left of the bend, latency decides: larger experts per copy would be faster. Points below the "
                 "line: calibrate again.",
             )
@@ -117,14 +148,14 @@ def _sizes(view: View, found: WindowRows, ceiling: queries.LinkCeiling | None) -
             advice="One bar: all experts have one format. Many small copies: the link pays its latency often.",
         )
     with parts.card(st, "pcie-6", f"Demand against prefetch and admission{view.emulated}"):
-        st.html(f'<div class="tf-wide">{_table(found, ceiling)}</div>')
+        st.html(f'<div class="tf-wide">{_table(view, found, ceiling)}</div>')
         st.html(
             '<p class="tf-advice"><b aria-hidden="true">→</b> Many uploads never used: try --prefetch off, or compare '
             "policies on Cache. Long waits of demand copies: too much in the background.</p>"
         )
 
 
-def _figures(view: View, found: WindowRows, median: float, highest: float | None) -> None:
+def _figures(view: View, found: WindowRows, highest: float | None) -> None:
     clock_s = float(found.copied_steps.step_us.sum()) / 1e6
     rate = float(found.copies.size_bytes.sum()) / clock_s if clock_s else None
     busy_us = float(np.nansum(found.link.busy_share * _clock_us(found)))
@@ -135,6 +166,7 @@ def _figures(view: View, found: WindowRows, median: float, highest: float | None
             f"Link busy{view.emulated}",
             formats.percent(busy_us / clock_s / 1e6 if clock_s else None),
             "Share of the time in steps in which the link copied.",
+            "of the time in steps",
         ),
         Shown(
             f"PCIe traffic{view.emulated}",
@@ -142,8 +174,8 @@ def _figures(view: View, found: WindowRows, median: float, highest: float | None
             "Per second in steps, on the run's clock.",
             None if highest is None or rate is None else f"{rate / highest:.0%} of ceiling",
         ),
-        Shown("Copies", f"{len(found.copies):,}", f"The latest {queries.MAX_COPIES:,} at most."),
-        Shown("Median copy", formats.size(median)),
+        Shown("Copies", f"{len(found.copies):,}"),
+        Shown("Median copy", formats.size(float(np.median(found.copies.size_bytes)))),
         Shown("Uploads never used", formats.percent(wasted), "Lost their slot before any token used them."),
     )
 
@@ -154,7 +186,7 @@ def _clock_us(found: WindowRows) -> np.ndarray:
     return np.bincount(np.arange(len(steps)) * num // max(1, len(steps)), steps.step_us, num)
 
 
-def _table(found: WindowRows, ceiling: queries.LinkCeiling | None) -> str:
+def _table(view: View, found: WindowRows, ceiling: queries.LinkCeiling | None) -> str:
     rows = []
     for total in found.reasons:
         if not total.num_copies:
@@ -162,7 +194,7 @@ def _table(found: WindowRows, ceiling: queries.LinkCeiling | None) -> str:
         limit = (
             "–"
             if ceiling is None
-            else f"{total.bytes_per_s / float(ceiling.bytes_per_s(total.median_bytes)):.0%}"
+            else f"{total.bytes_per_s / _ceiling(view, ceiling, total.num_bytes / total.num_copies):.0%}"
         )
         rows.append(
             f'<tr><td class="tf-experts">{link.REASON_NAMES[total.reason]}</td><td>{total.num_copies:,}</td>'

@@ -24,10 +24,11 @@ void check(const RoutingTrace& trace, const LayerScheduler& scheduler, const std
 }
 
 // Plays steps until there are none: next_step(rows, shape, sums so far) returns the composition of each.
-template <typename NextStep>
+// before_layer(layer, rows) is called when the layer's dense part has ended.
+template <typename NextStep, typename BeforeLayer>
 SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
                       const std::vector<double>& dense_us, const std::vector<double>& token_us,
-                      bool keep_layer_us, NextStep next_step) {
+                      bool keep_layer_us, NextStep next_step, BeforeLayer before_layer) {
   const auto dense = [&](size_t stretch, size_t num_tokens) {
     return token_us.empty()
                ? dense_us[stretch]
@@ -44,6 +45,7 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
     scheduler.begin_step(std::move(shape));
     for (int layer = 0; layer < trace.num_layers; ++layer) {
       scheduler.devices().advance(dense(static_cast<size_t>(layer), rows.size()));
+      before_layer(layer, rows);
       reader.read(rows, layer);
       const LayerDecision& decision =
           scheduler.decide({layer, reader.ids, reader.weights, static_cast<int>(rows.size())});
@@ -72,6 +74,14 @@ SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
   }
   result.link_us = scheduler.devices().copied_us() - link_before_us;
   return result;
+}
+
+template <typename NextStep>
+SimulationResult play(const RoutingTrace& trace, LayerScheduler& scheduler,
+                      const std::vector<double>& dense_us, const std::vector<double>& token_us,
+                      bool keep_layer_us, NextStep next_step) {
+  return play(trace, scheduler, dense_us, token_us, keep_layer_us, next_step,
+              [](int, const std::vector<int64_t>&) {});
 }
 
 }  // namespace
@@ -181,6 +191,126 @@ SimulationResult simulate_steps(const RoutingTrace& trace, LayerScheduler& sched
                 shape.generated_rows.assign(rows.size(), 1);
                 return true;
               });
+}
+
+namespace {
+
+void check_recorded(const RoutingTrace& trace, const RecordedSteps& steps) {
+  const auto tokens = static_cast<size_t>(trace.num_tokens);
+  if (steps.begins.size() < 2 || steps.begins.front() != 0 || steps.begins.back() != trace.num_tokens ||
+      !std::is_sorted(steps.begins.begin(), steps.begins.end())) {
+    throw std::invalid_argument("simulate: steps must rise from 0 to the number of tokens (" +
+                                std::to_string(trace.num_tokens) + ")");
+  }
+  if (steps.decodes.size() + 1 != steps.begins.size() || steps.requests.size() != tokens ||
+      steps.positions.size() != tokens ||
+      (!steps.expected.empty() && steps.expected.size() != trace.ids.size())) {
+    throw std::invalid_argument(
+        "simulate: a kind per step, a request and a position per token, and as many "
+        "expected experts as ids or none expected");
+  }
+}
+
+// The distinct experts of each event in the order in which a cache observes them: of a step with both kinds of rows the
+// prompts' come first, as an event of their own.
+std::vector<std::vector<std::vector<int>>> future_of(const RoutingTrace& trace,
+                                                     const std::vector<StepShape>& shapes,
+                                                     const RecordedSteps& steps) {
+  std::vector<std::vector<std::vector<int>>> future(static_cast<size_t>(trace.num_layers));
+  EventReader reader(trace);
+  for (size_t step = 0; step < shapes.size(); ++step) {
+    for (const uint8_t prompt : {1, 0}) {
+      std::vector<int64_t> rows;
+      for (int64_t row = steps.begins[step]; row < steps.begins[step + 1]; ++row)
+        if (shapes[step].prefill_rows[static_cast<size_t>(row - steps.begins[step])] == prompt)
+          rows.push_back(row);
+      for (int layer = 0; layer < trace.num_layers && !rows.empty(); ++layer) {
+        reader.read(rows, layer);
+        std::vector<int> active(reader.ids.begin(), reader.ids.end());
+        std::sort(active.begin(), active.end());
+        active.erase(std::unique(active.begin(), active.end()), active.end());
+        future[static_cast<size_t>(layer)].push_back(std::move(active));
+      }
+    }
+  }
+  return future;
+}
+
+// The composition of each step. Several rows of a request are its prompt, but drafts where the step has none.
+std::vector<StepShape> shapes_of(const RecordedSteps& steps) {
+  std::vector<StepShape> shapes;
+  for (size_t step = 0; step + 1 < steps.begins.size(); ++step) {
+    const auto first = static_cast<size_t>(steps.begins[step]);
+    const size_t count = static_cast<size_t>(steps.begins[step + 1]) - first;
+    const std::vector<uint8_t> verified(count, steps.decodes[step]);
+    StepShape shape =
+        step_shape_of(steps.requests.subspan(first, count), steps.positions.subspan(first, count), verified);
+    for (const uint8_t prompt : shape.prefill_rows) shape.generated_rows.push_back(prompt == 0);
+    shapes.push_back(std::move(shape));
+  }
+  return shapes;
+}
+
+void add_difference(SimulationResult& sum, const SimulationResult& after, const SimulationResult& before) {
+  sum.num_steps += after.num_steps - before.num_steps;
+  sum.num_tokens += after.num_tokens - before.num_tokens;
+  sum.num_hits += after.num_hits - before.num_hits;
+  sum.num_cpu += after.num_cpu - before.num_cpu;
+  sum.num_fetched += after.num_fetched - before.num_fetched;
+  sum.num_uploads += after.num_uploads - before.num_uploads;
+  sum.num_evictions += after.num_evictions - before.num_evictions;
+  sum.total_us += after.total_us - before.total_us;
+  sum.moe_us += after.moe_us - before.moe_us;
+  sum.cpu_us += after.cpu_us - before.cpu_us;
+  sum.gpu_us += after.gpu_us - before.gpu_us;
+}
+
+}  // namespace
+
+SimulationResult simulate_recorded(const RoutingTrace& trace, const RecordedSteps& steps,
+                                   int64_t first_counted, LayerScheduler& scheduler,
+                                   const std::vector<double>& dense_us, const std::vector<double>& token_us) {
+  check(trace, scheduler, dense_us);
+  check_recorded(trace, steps);
+  constexpr size_t kMostLookAheadRows = 32;  // as SlottedAccelerator::needs_look_ahead
+  const std::vector<StepShape> shapes = shapes_of(steps);
+  ExpertCache& cache = scheduler.devices().cache(0);
+  if (cache.policy().offline) cache.set_future(future_of(trace, shapes, steps));
+  SimulationResult counted, before;
+  size_t step = 0;
+  const auto count_last = [&](const SimulationResult& so_far) {
+    const bool counts =
+        step > 0 && static_cast<int64_t>(step) > first_counted && steps.decodes[step - 1] != 0;
+    if (counts) add_difference(counted, so_far, before);
+    before = so_far;
+  };
+  std::vector<float> logits;
+  const auto look_ahead = [&](int layer, const std::vector<int64_t>& rows) {
+    if (!scheduler.prefetches() || steps.expected.empty() || layer + 1 >= trace.num_layers ||
+        steps.decodes[step - 1] == 0 || rows.size() > kMostLookAheadRows)
+      return;
+    logits.assign(rows.size() * static_cast<size_t>(cache.config().num_experts), 0.0F);
+    const auto k = static_cast<size_t>(trace.top_k);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const size_t at = (static_cast<size_t>(rows[i] * trace.num_layers + layer + 1)) * k;
+      for (const uint16_t expert : steps.expected.subspan(at, k))
+        logits[i * static_cast<size_t>(cache.config().num_experts) + expert] = 1.0F;
+    }
+    scheduler.predict(layer + 1, logits, static_cast<int>(rows.size()));
+  };
+  const SimulationResult all = play(
+      trace, scheduler, dense_us, token_us, false,
+      [&](std::vector<int64_t>& rows, StepShape& shape, const SimulationResult& so_far) {
+        count_last(so_far);
+        if (step == shapes.size()) return false;
+        rows.clear();
+        for (int64_t row = steps.begins[step]; row < steps.begins[step + 1]; ++row) rows.push_back(row);
+        shape = shapes[step++];
+        return true;
+      },
+      look_ahead);
+  counted.link_us = all.link_us;
+  return counted;
 }
 
 }  // namespace twofold

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from twofold.tools.cli.main import main
 
-from tests.dashboard.synthetic_run import ManualClock, synthetic_history
+from tests.dashboard.synthetic_run import ManualClock, run_info, synthetic_history
 
 
 @pytest.fixture
@@ -94,6 +95,26 @@ def test_runs_lists_every_run_newest_first(folder: Path, capsys: pytest.CaptureF
     assert main(["telemetry", "runs", "--json", "--limit", "1"]) == 0
     (facts,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (facts["run_id"], facts["requests"], facts["lost_events"]) == (2, 2, 0)
+
+
+def test_a_named_run_is_listed_by_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from twofold.tools.cli.model_options import open_telemetry
+
+    flags = {"telemetry_url": "sqlite:///twofold.db", "run_name": "eight slots", "run_tag": ["a=1", "cold"]}
+    sink = open_telemetry(argparse.Namespace(**flags))
+    assert sink is not None
+    sink.begin_run(run_info())
+    sink.another_run().begin_run(run_info("none"))
+    sink.close()
+    assert main(["telemetry", "runs", "--json"]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        facts = json.loads(line)
+        assert (facts["run_name"], facts["run_tags"]) == ("eight slots", ["a=1", "cold"])
+    assert main(["telemetry", "runs"]) == 0
+    assert capsys.readouterr().out.count("eight slots #a=1 #cold") == 2
+    for flag, value in (("--run-tag", "a b"), ("--run-tag", "a,b"), ("--run-name", "x" * 101)):
+        assert main(["serve", flag, value]) == 2
+        assert f"{flag} was given" in capsys.readouterr().err
 
 
 def test_export_writes_what_was_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

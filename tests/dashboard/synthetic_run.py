@@ -120,6 +120,7 @@ class SyntheticRun:
             ok = index >= failures
             ttft_ms = float(60 + 40 * self.rng.gamma(2.0))
             tpot_ms = float(8 + 2 * self.rng.gamma(2.0))
+            gave_up = ok and index % 10 == 9
             samples.append(
                 LoadSample(
                     loadtest_id=loadtest_id,
@@ -129,13 +130,14 @@ class SyntheticRun:
                     e2e_ms=ttft_ms + 99 * tpot_ms if ok else 30.0,
                     ok=ok,
                     ttft_ms=ttft_ms if ok else None,
-                    tpot_ms=tpot_ms if ok else None,
+                    tpot_ms=tpot_ms if ok and not gave_up else None,
                     completion_tokens=100 if ok else 0,
                     error=None if ok else "HTTP 503",
                     itl_p95_ms=1.5 * tpot_ms if ok else None,
+                    itls_json=f"[{tpot_ms:.4f},{1.5 * tpot_ms:.4f}]" if ok else None,
                     stage="ramp" if 2 * index < count else "hold",
                     name="impatient" if index % 10 == 9 else "chat",
-                    gave_up=ok and index % 10 == 9,
+                    gave_up=gave_up,
                 )
             )
         self.sink.load_samples(samples)
@@ -191,6 +193,8 @@ class SyntheticRun:
                 parts=StepParts(experts_cpu_us=seconds * 0.5e6, attention_us=seconds * 0.3e6),
                 emulated=self._emulated_parts(self.virtual_us - started_us),
                 begin_us=started_us,
+                kv_use=len(self.running) / 64,
+                num_preemptions=int(self.step % 50 == 49),
             )
         )
         self.step += 1

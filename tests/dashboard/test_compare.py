@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 from twofold.telemetry import queries
+from twofold.telemetry.sink import RunLabel
+from twofold.telemetry.writer import open_sink
 
 from dashboard import formats
-from tests.dashboard.app_pages import show, texts, write_database
+from dashboard.figures import comparison as figures
+from tests.dashboard.app_pages import link, show, texts, write_database
+from tests.dashboard.synthetic_run import ManualClock, run_info, synthetic_history
 
 
 def test_an_interval_is_the_one_that_all_resamples_give() -> None:
@@ -63,3 +68,40 @@ def test_two_runs_are_compared_by_their_requests(monkeypatch: pytest.MonkeyPatch
     assert row in text
     assert '">num_slots</td><td>48</td><td>0</td>' in text
     assert "too few samples" in text, "a run without slots has no hit rate"
+
+
+def test_up_to_eight_runs_are_compared_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    for number in range(1, 10):
+        sink = open_sink(f"sqlite:///{path}", now=(clock := ManualClock(1.7e9 + 1000 * number)))
+        sink.label = RunLabel(f"name-{number}", "baseline,cold" if number == 1 else "")
+        synthetic_history(
+            sink, clock, seconds=2 + number % 3, info=run_info("none", num_slots=0)
+        ).sink.close()
+    app = show(monkeypatch, path, "compare", run="9", other="1,3,11")
+    assert "Run 11 is not in this database" in texts(app)
+    (box,) = app.multiselect
+    assert [option for option in box.options if "#baseline #cold" in option] == [
+        option for option in box.options if option.startswith("1 · name-1 · ")
+    ]
+    text = texts(app)
+    assert "Run 9 against run 1," in text
+    assert "Run 9 against run 3," in text
+    assert "Run 9 against run 8," not in text
+    db = queries.open_database(f"sqlite:///{path}")
+    with sqlite3.connect(path) as connection:
+        for number, tags in ((1, "baseline cold"), (3, "–"), (9, "–")):
+            query = """SELECT count(*), avg(finished_s - received_s) FROM request WHERE run_id = ?
+                       AND finish_reason IN ('stop', 'length')"""
+            count, e2e_s = connection.execute(query, (number,)).fetchone()
+            start = f'<td class="tf-text">run {number} name-{number}</td><td class="tf-text">{tags}</td>'
+            row = text.partition(start)[2].partition("</tr>")[0]
+            assert row.startswith(f"<td>{count}</td>")
+            assert f"<td>{formats.seconds(e2e_s)}</td>" in row
+    box.set_value(list(range(8, 1, -1))).run()
+    assert not app.exception
+    assert texts(app).count("<caption>Run 9 against run") == 7
+    assert link(app, "other") == "8,7,6,5,4,3,2"
+    assert len(queries.runs(db)) == 9
+    chart = figures.cumulative({number: np.arange(1.0, 4.0) for number in range(8)}).built()
+    assert len({(trace.line.color, trace.line.dash) for trace in chart.data}) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -116,11 +117,35 @@ def test_pcie_figures_are_sqls(monkeypatch: pytest.MonkeyPatch, emulated: tuple[
     assert shown["PCIe traffic (emulated)"] == f"{size / clock_us * 1e6 / 1e9:.2f} GB/s"
     assert 0 < float(shown["Link busy (emulated)"].rstrip("%")) <= 100 * busy_us / clock_us + 0.1
     # 393,216 bytes: 10 us of latency and 15.7 us at 25 GB/s.
-    assert "at most 15.28 of 25.0 GB/s" in texts(app)
+    assert "back to back at most 15.28 of 25.0 GB/s" in texts(app)
+    (steps,) = one(path, "SELECT count(*) FROM step")
+    assert f"Covers {steps:,} steps from" in texts(app)
+    assert f"and all {copies:,} copies that they decided." in texts(app)
     (waited,) = one(path, "SELECT avg(begin_us - queued_us) FROM upload")
     assert waited == pytest.approx(2.0)
     assert f"<td>{copies:,}</td>" in texts(app)
     assert "<td>2 µs</td>" in texts(app)
+
+
+def test_a_limit_on_copies_stands_on_the_page(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    path, _ = emulated
+    read = queries.copy_rows
+    monkeypatch.setattr(queries, "copy_rows", lambda db, run, steps: read(db, run, steps, limit=40))
+    monkeypatch.setattr(queries, "MAX_COPIES", 40)
+    text = texts(show(monkeypatch, path, "pcie", window="15m"))
+    (first,) = one(path, "SELECT min(step) FROM (SELECT step FROM upload ORDER BY step DESC LIMIT 40)")
+    (steps,) = one(path, f"SELECT count(*) FROM step WHERE step >= {first}")
+    assert f"Covers {steps:,} steps from" in text
+    assert "only its latest 40 copies are read" in text
+
+
+def test_the_ceiling_is_that_of_copies_back_to_back(monkeypatch: pytest.MonkeyPatch, cuda: Path) -> None:
+    """A real link hides a copy's latency behind the copy before it, so only its bandwidth bounds it."""
+    text = texts(show(monkeypatch, cuda, "pcie"))
+    assert "Ceiling: the calibrated 25.0 GB/s of copies back to back." in text
+    assert "alone at most 15.28 of 25.0 GB/s" in text
 
 
 def test_a_link_without_figures_has_no_ceiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -142,6 +167,61 @@ def test_cache_figures_are_sqls(monkeypatch: pytest.MonkeyPatch, emulated: tuple
     text = texts(app)
     for policy in ("lru", "two-in-eight", "payback", "oracle-payback"):
         assert f'<td class="tf-experts">{policy}</td>' in text
+
+
+def test_the_replay_of_the_runs_own_policy_stands_beside_the_run(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    """The synthetic run's own LRU is not the engine's: how far its replay is off stands on the page."""
+    path, _ = emulated
+    text = texts(show(monkeypatch, path, "cache", window="all"))
+    with sqlite3.connect(path) as connection:
+        decodes = [
+            step
+            for step, prompt in connection.execute("SELECT step, num_prefill_tokens FROM step ORDER BY step")
+            if not prompt
+        ]
+        (total,) = connection.execute("SELECT count(*) FROM step").fetchone()
+        (middle,) = connection.execute(
+            f"SELECT step FROM step ORDER BY step LIMIT 1 OFFSET {total // 2}"
+        ).fetchone()
+        counted = [step for step in decodes if step >= middle]
+        uses = connection.execute(
+            "SELECT DISTINCT step, layer, expert, placement FROM token_expert "
+            f"WHERE step IN ({', '.join(map(str, counted))})"
+        ).fetchall()
+    rate = sum(place == "hit" for *_, place in uses) / len(uses)
+    assert f"This run hit {rate:.1%} in its last {len(counted):,} decode steps" in text
+    found = re.search(
+        r"its policy hits \*\*([\d.]+)%\*\* in them: ([+-][\d.]+) percentage points, as (.+)\.", text
+    )
+    assert found is not None
+    assert float(found[1]) - 100 * rate == pytest.approx(float(found[2]), abs=0.11)
+    assert "time vs own policy" in text
+
+
+def test_a_run_without_figures_is_replayed_without_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(tmp_path / "t.db", "cuda:0", machine_json="{}")
+    text = texts(show(monkeypatch, tmp_path / "t.db", "cache"))
+    assert "does not reproduce this run" in text
+    assert "the run recorded no figures of its machine or model" in text
+    assert "cost vs LRU" in text
+
+
+def test_each_hit_rate_names_its_scope(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    text = texts(show(monkeypatch, emulated[0], "cache"))
+    for scope in (
+        "all tokens of the window",
+        "Hit rate over time, all tokens, %",
+        "Hit rate by layer, all tokens, %",
+        "Hit rate of distinct experts by layer and decode step",
+        "Decode tokens one by one",
+    ):
+        assert scope in text, scope
 
 
 def test_uses_per_upload_are_counted_by_sql(
@@ -294,7 +374,14 @@ def test_the_lab_replays_and_plans(
     assert '<td class="tf-experts">oracle-payback</td>' in texts(app)
     app = pressed(app, "Which GPU would I need?")
     assert not app.exception
-    assert [each.value for each in app.success if "is predicted to reach" in each.value]
+    (answer,) = [each.value for each in app.success]
+    assert "For 20 tokens/s of twofold-tales, take an **RTX " in answer
+    assert "Confidence: **" in answer
+    (box,) = [each for each in app.selectbox if each.label == "Model"]
+    box.set_value("qwen3-30b-a3b-q4")
+    app = pressed(app, "Which GPU would I need?")
+    (answer,) = [each.value for each in (*app.success, *app.warning) if "qwen3-30b-a3b-q4" in each.value]
+    assert "routing drawn after another model's" in answer or "None of these cards" in answer
     app.number_input[2].set_value(10_000.0)
     app = pressed(app, "Simulate")
     assert not app.exception

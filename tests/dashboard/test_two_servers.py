@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from twofold.telemetry import queries
 from twofold.telemetry.summary import summarise
 from twofold.telemetry.writer import open_sink
 
@@ -19,9 +20,9 @@ SERVERS = {
     "left": run_info("cuda:0", host="left", num_slots=48, model="left-model"),
     "right": run_info("cuda:0", host="right", num_slots=24, num_layers=4, model="right-model"),
 }
-SHARED = {"compare", "loadtests"}
-"""Pages that show more than the chosen run: two runs side by side, tests of all servers."""
-WITHOUT_FIGURES = {"compare", "lab", "training"}
+SHARED = {"compare", "fleet", "loadtests"}
+"""Pages that show more than the chosen run: runs side by side, servers together, tests of all servers."""
+WITHOUT_FIGURES = {"compare", "fleet", "lab", "training"}
 """Pages whose figures are those of both runs, or are drawn only after a button was pressed."""
 
 
@@ -96,6 +97,21 @@ def test_compare_and_loadtests_name_the_servers(monkeypatch: pytest.MonkeyPatch,
     tests = show(monkeypatch, shared, "loadtests")
     options = next(box.options for box in tests.selectbox if box.label == "Load test")
     assert len(options) == 2
+
+
+def test_fleet_shows_both_servers_together(monkeypatch: pytest.MonkeyPatch, shared: str) -> None:
+    db = queries.open_database(shared)
+    requests = {run.host: queries.request_counts(db, run).total for run in queries.runs(db)}
+    for number in (1, 2):
+        app = show(monkeypatch, shared, "fleet", run=str(number), window="all")
+        shown, text = metrics(app), texts(app).replace(' class="tf-text"', "")
+        assert shown["Servers"] == "0 of 2 live"
+        assert shown["Requests"] == str(sum(requests.values()))
+        for place, host in enumerate(SERVERS, start=1):
+            row = f"<td>run {place}</td><td>{host}-model</td><td>{host}</td><td>ended</td><td>–</td>"
+            assert f"{row}<td>{requests[host]}</td>" in text
+        assert "Retried" not in shown
+        assert "by load" not in text, "no router, no columns of zeros"
 
 
 def test_the_database_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch, shared: str) -> None:

@@ -108,6 +108,7 @@ def test_the_command_reads_a_runs_acceptance(
         )
     sink.close()
     assert read_acceptance(str(path)) == pytest.approx((3 / 4, 2 / 3))
+    assert read_acceptance(f"sqlite:///{path}") == read_acceptance(str(path))
     arguments = [
         "--model",
         synthetic_model,

@@ -12,6 +12,7 @@ from twofold.experts.profiles import load_profile
 from twofold.telemetry import queries
 from twofold.telemetry.writer import open_sink
 from twofold.tools.lab import recorded_run
+from twofold.tools.lab.cards import Card, with_card
 from twofold.tools.lab.shapes import SHAPES
 
 from tests.dashboard.synthetic_run import ManualClock, run_info, synthetic_history
@@ -114,27 +115,96 @@ def test_sizes_and_machine_come_from_the_run(
     assert recorded_run.machine_of(unknown) is None
 
 
+def small(name: str, usable_gb: float) -> Card:
+    """A card of the RTX 4090's rates with so much memory left to the model."""
+    return Card(name, (usable_gb + 0.6) / (1024**3 / 1e9), 850 / 0.84, 165.0, 4)
+
+
 def test_more_memory_is_never_slower_and_time_is_bounded(
     halves: tuple[queries.Run, list[queries.RecordedRouting]],
 ) -> None:
     run, (_, routing) = halves
-    machines = [load_profile("rtx4090-pcie4")]
-    sizes = (0.001, 1.012, 1.015, 1.05)
-    none, *found = recorded_run.plan_capacity(routing, run, machines, vram_gb=sizes)
+    trace, shape, host = (
+        recorded_run.trace_of(routing, run),
+        recorded_run.shape_of(run),
+        load_profile("rtx4090-pcie4"),
+    )
+    assert shape is not None
+    cards = [small(str(size), size) for size in (0.001, 1.012, 1.015, 1.05)]
+    none, *found = recorded_run.plan_cards(trace, shape, host, pcie=4, cards=cards)
     assert none is None, "one layer's experts alone are larger"
-    assert [result.vram_gb for result in found if result] == [1.012, 1.015, 1.05]
     shares = [result.slot_share for result in found if result]
+    assert len(shares) == 3
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     speeds = [result.tokens_per_s for result in found if result]
     assert speeds[-1] == max(speeds)
-    assert list(recorded_run.plan_capacity(routing, run, machines, limit_s=-1)) == []
-    (whole,) = recorded_run.simulate_machines(routing, run, machines, slots=1.0)
+    assert list(recorded_run.plan_cards(trace, shape, host, pcie=4, limit_s=-1)) == []
+    (whole,) = recorded_run.simulate_machines(routing, run, [host], slots=1.0)
     assert whole.hit_rate == 1.0
-    assert whole.tokens_per_s == pytest.approx(speeds[-1])
+    assert whole.tokens_per_s == pytest.approx(speeds[-1], rel=0.02)
     older = queries.Run(**{**run.__dict__, "machine_json": "{}"})
     with pytest.raises(ConfigError, match="did not record the sizes"):
-        next(recorded_run.simulate_machines(routing, older, machines, slots=0.5))
+        next(recorded_run.simulate_machines(routing, older, [host], slots=0.5))
+
+
+def test_cards_are_real_ones_in_the_chosen_computer() -> None:
+    """By hand: an RTX 4060 Ti has 16 GiB, 288 GB/s and eight lanes of PCIe 4.0; 0.6 GB are the driver's."""
+    host = load_profile("rtx3060-pcie3")
+    assert recorded_run.pcie_of(host) == 3
+    sizes = [card.vram_gib for card in recorded_run.CARDS]
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == (8, 32)
+    (card,) = [each for each in recorded_run.CARDS if each.name == "RTX 4060 Ti"]
+    assert card.title == "RTX 4060 Ti 16 GB"
+    assert card.usable_gb == pytest.approx(16 * 1.073741824 - 0.6)
+    for pcie, link in ((3, 6.15), (4, 12.5), (5, 12.5)):
+        figures = with_card(host, card, pcie=pcie).cost_figures
+        assert figures["link_bandwidth_gbps"] == pytest.approx(link)
+        assert figures["vram_bandwidth_gbps"] == pytest.approx(0.84 * 288)
+        assert figures["cpu_bandwidth_gbps"] == host.cost_figures["cpu_bandwidth_gbps"]
+    (rtx3060,) = [each for each in recorded_run.CARDS if each.name == "RTX 3060"]
+    for name, value in host.cost_figures.items():
+        assert with_card(host, rtx3060, pcie=3).cost_figures[name] == pytest.approx(value, rel=0.01), name
+
+
+def test_another_model_is_drawn_as_skewed_and_as_repetitive_as_the_recorded_one(
+    halves: tuple[queries.Run, list[queries.RecordedRouting]],
+) -> None:
+    run, (_, routing) = halves
+    trace, shape = recorded_run.trace_of(routing, run), SHAPES["qwen3-30b-a3b-q4"]
+    drawn = recorded_run.routing_like(trace, shape)
+    assert (drawn.num_layers, drawn.num_experts, drawn.top_k) == shape.routing
+    assert drawn.num_tokens == trace.num_tokens
+    assert all(len(set(token)) == shape.routing[2] for token in drawn.ids[:, 0].tolist())
+
+    def repeats(ids: np.ndarray) -> float:
+        pairs = zip(ids[1:].reshape(-1, ids.shape[2]), ids[:-1].reshape(-1, ids.shape[2]), strict=True)
+        return float(np.mean([len(set(now) & set(before)) / len(now) for now, before in pairs]))
+
+    assert repeats(drawn.ids) == pytest.approx(repeats(trace.ids), abs=0.15)
+    top = [np.sort(each)[::-1] for each in (np.array(trace.usage()), np.array(drawn.usage()))]
+    shares = [values[: len(values) // 4].sum() / values.sum() for values in top]
+    assert shares[1] == pytest.approx(shares[0], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("own", "calibrated", "tokens", "speed", "expected"),
+    [
+        (True, True, 500, 40.0, "high"),
+        (True, True, 500, 39.0, "medium"),
+        (True, False, 500, 80.0, "medium"),
+        (True, True, 500, 24.0, "low"),
+        (True, True, 50, 80.0, "low"),
+        (False, True, 500, 80.0, "low"),
+    ],
+)
+def test_confidence_needs_a_margin_a_measured_computer_and_the_models_own_routing(
+    own: bool, calibrated: bool, tokens: int, speed: float, expected: str
+) -> None:
+    sure, reasons = recorded_run.Basis(own, calibrated, tokens).confidence(speed, 20.0)
+    assert sure == expected
+    assert reasons[0] == f"{speed / 20 - 1:+.0%} to the wanted speed"
 
 
 def test_the_last_tokens_are_kept(halves: tuple[queries.Run, list[queries.RecordedRouting]]) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from twofold.telemetry import queries
 from twofold.telemetry.writer import open_sink
 from twofold.tools.cli.main import main
+from twofold.tools.lab import recorded_run
+from twofold.tools.lab.replay import DEFAULT_PRICE
 from twofold.tools.lab.run_trace import run_trace
 
 from tests.dashboard.synthetic_run import ManualClock, run_info, synthetic_history
@@ -62,14 +65,46 @@ def test_a_run_is_replayed_as_the_file_of_its_routing(
         sizes=np.array(trace.sizes),
     )
     options = {
-        "replay": ["--slots", "0.25", "--policies", "lru,payback,oracle-payback"],
-        "oracle-share": ["--slots", "0.25", "--tokens", "8"],
+        "replay": ["--slots", "0.25", "--policies", "lru,payback,oracle-payback", "--price", "0.5"],
+        "oracle-share": ["--slots", "0.25", "--tokens", "8", "--price", "0.5"],
         "simulate": ["--slots", "0.25", "--profile", "rtx4090-pcie4"],
     }
     for action, given in options.items():
         of_run = rows_of(capsys, action, url, "--run", "1", *given)
         assert of_run
         assert of_run == rows_of(capsys, action, str(file), *given), action
+
+
+def test_a_run_is_priced_as_it_was_served(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = queries.find_run(queries.open_database(url), 1)
+    price = recorded_run.upload_price(run)
+    assert price != DEFAULT_PRICE
+    for action in ("replay", "oracle-share"):
+        rows = rows_of(capsys, action, url, "--run", "1", "--slots", "0.25")
+        assert {row["price"] for row in rows} == {price}
+    # The run's machine is the emulated one.
+    machines = ["--profile", "run,rtx4090-pcie4", "--slots", "0.25", "--systems", "twofold"]
+    own, named = rows_of(capsys, "simulate", url, "--run", "1", *machines)
+    assert own == named
+    (own,) = rows_of(
+        capsys, "replay", url, "--run", "1", "--slots", "0.25", "--policies", "lru", "--profile", "run"
+    )
+    assert own["price"] == price
+
+
+def test_a_fleet_is_simulated_with_the_routing_of_a_url(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    slo = ["--slo", "e2el_p95_ms=60000", "--seconds", "20", "--max-replicas", "1"]
+    (row,) = rows_of(capsys, "fleet", "rtx4090-pcie4", "--trace", url, *slo)
+    assert row["tokens_per_s"] > 0
+
+
+def test_the_machine_of_a_file_is_unknown(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = run_trace(url)
+    np.savez(tmp_path / "t.npz", ids=trace.ids, sizes=np.array(trace.sizes), num_experts=np.array(16))
+    assert main(["lab", "simulate", str(tmp_path / "t.npz"), "--profile", "run"]) == 2
+    assert "give a telemetry URL of a calibrated run" in capsys.readouterr().err
 
 
 def test_the_last_run_is_read_unless_another_is_named(url: str) -> None:

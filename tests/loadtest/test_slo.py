@@ -74,8 +74,8 @@ def test_stages_and_kinds_have_rows_of_their_own() -> None:
     head, *rows = (line.split() for line in stage_table(Run(samples, 1.0)).splitlines())
     assert head[:3] == ["stage", "user", "requests"]
     # Two answers of two tokens within 0.4 s: 10 tokens/s. E2EL 200 and 400: p95 390.
-    assert rows[0] == ["ramp", "chat", "2", "0", "200.0", "290.0", "100.0", "390.0", "10.0"]
-    assert rows[1][:5] == ["hold", "agent", "2", "1", "50.0"]
+    assert rows[0] == ["ramp", "chat", "2", "0", "0", "200.0", "290.0", "100.0", "390.0", "10.0"]
+    assert rows[1][:6] == ["hold", "agent", "2", "0", "1", "50.0"]
 
 
 class Server:

@@ -46,7 +46,7 @@ def sql(history: tuple[Path, SyntheticRun], query: str) -> list[tuple[object, ..
         return connection.execute(query).fetchall()
 
 
-def step_rows(num: int) -> StepRows:
+def step_rows(num: int, *, begin_us: float = 0.0) -> StepRows:
     """`num` decode steps of one token that take 100 us of the run's clock each, one a second."""
     return StepRows(
         np.arange(num),
@@ -55,6 +55,7 @@ def step_rows(num: int) -> StepRows:
         np.ones(num, bool),
         np.full(num, 100.0),
         np.full(num, 200.0),
+        begin_us + 100.0 * np.arange(num),
     )
 
 
@@ -158,6 +159,18 @@ def test_the_links_share_and_rate_are_those_of_the_steps_time() -> None:
     assert found.bytes_per_clock_s[demand].tolist() == pytest.approx([5e6, 5e6])
     assert found.bytes_per_clock_s[prefetch].tolist() == pytest.approx([5e6, 0])
     assert found.at_s.tolist() == [0, 2]
+    unknown = queries.link_series(made, step_rows(4, begin_us=float("nan")), max_buckets=2)
+    assert unknown.bytes_per_clock_s.tolist() == found.bytes_per_clock_s.tolist()
+
+
+def test_a_copy_counts_while_it_runs() -> None:
+    """Ten copies of 10 us, decided at the end of step 0, run in step 1: no bucket exceeds what the link can copy."""
+    made = copies(*((0, expert, expert, UploadReason.ADMISSION) for expert in range(10)))
+    begin = 100.0 + 10.0 * np.arange(10)
+    made = queries.CopyRows(**{**made.__dict__, "begin_us": begin, "end_us": begin + 10})
+    found = queries.link_series(made, step_rows(2), max_buckets=2)
+    assert found.busy_share.tolist() == pytest.approx([0.0, 1.0])
+    assert found.bytes_per_clock_s[UploadReason.ADMISSION].tolist() == pytest.approx([0.0, 1e8])
 
 
 def test_a_ceiling_falls_with_the_copys_size() -> None:

@@ -64,6 +64,8 @@ def test_a_body_of_another_shape_is_refused(body: object) -> None:
         ("itl_p95_ms", "9"),
         ("ttft_ms", True),
         ("error", 404),
+        ("itls_json", "[1,"),
+        ("plan_json", "[" * 200_001),
     ],
 )
 def test_a_bad_field_is_named(field: str, value: object) -> None:

@@ -88,6 +88,37 @@ void bind_simulation(py::module_& m) {
       "next "
       "step, the newest token's first, then those of drafts; an empty list ends the simulation.");
   m.def(
+      "simulate_recorded",
+      [](const TraceHolder& trace, const Array<int64_t>& begins, const Array<int64_t>& requests,
+         const Array<int32_t>& positions, const Array<uint8_t>& decodes, const Array<uint16_t>& expected,
+         int64_t first_counted, const Array<uint8_t>& residents, const CostModel& cost,
+         const LayerSchedulerConfig& config, const std::vector<double>& dense_us,
+         const std::vector<double>& token_us) {
+        Timelines links(cost);
+        LayerScheduler scheduler(cost, config, links.borrowed());
+        const auto experts = static_cast<size_t>(config.num_experts);
+        if (size_t(residents.size()) != static_cast<size_t>(config.num_layers) * experts)
+          throw py::value_error("simulate: residents of [num_layers, num_experts] expected");
+        for (size_t cell = 0; cell < size_t(residents.size()); ++cell) {
+          if (residents.data()[cell] != 0)
+            scheduler.devices().cache(0).preload(int(cell / experts), int(cell % experts));
+        }
+        const RecordedSteps steps{view(begins), view(requests), view(positions), view(decodes),
+                                  view(expected)};
+        py::gil_scoped_release release;
+        return simulate_recorded(trace.trace(), steps, first_counted, scheduler, dense_us, token_us);
+      },
+      py::arg("trace"), py::arg("begins"), py::arg("requests"), py::arg("positions"), py::arg("decodes"),
+      py::arg("expected"), py::arg("first_counted"), py::arg("residents"), py::arg("cost"), py::arg("config"),
+      py::arg("dense_us"), py::arg("token_us") = std::vector<double>{},
+      "Plays the steps that a run recorded: step i is rows begins[i] to begins[i + 1] of the trace, with a "
+      "request "
+      "and a position per row. decodes [steps]: without prompt tokens. expected [tokens, layers, top_k]: "
+      "experts that "
+      "the router of the layer before expects; empty without prefetch. residents [layers, experts]: those in "
+      "slots "
+      "before the first step. Sums over the decode steps from first_counted on.");
+  m.def(
       "default_upload_price", [](const CostModel& cost) { return default_upload_price(cost.home()); },
       py::arg("cost"));
 }

@@ -224,6 +224,25 @@ def simulate_steps(
     """Plays decode steps that next_rows composes: given the sums so far, it returns the trace rows of the next
     step, the newest token's first, then those of drafts; an empty list ends the simulation."""
 
+def simulate_recorded(
+    trace: RoutingTrace,
+    begins: _I64,
+    requests: _I64,
+    positions: _I32,
+    decodes: _U8,
+    expected: _U16,
+    first_counted: int,
+    residents: _U8,
+    cost: CostModel,
+    config: SchedulerConfig,
+    dense_us: Sequence[float],
+    token_us: Sequence[float] = (),
+) -> SimulationResult:
+    """Plays the steps that a run recorded: step i is rows begins[i] to begins[i + 1] of the trace, with a
+    request and a position per row. decodes [steps]: without prompt tokens. expected [tokens, layers, top_k]:
+    experts that the router of the layer before expects; empty without prefetch. residents [layers, experts]:
+    those in slots before the first step. Sums over the decode steps from first_counted on."""
+
 def default_upload_price(cost: CostModel) -> float: ...
 def cpu_features() -> dict[str, bool]:
     """What the CPU has and the operating system enables."""

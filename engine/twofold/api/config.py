@@ -330,6 +330,10 @@ DASHBOARD_URL: Final = "http://127.0.0.1:8501"
 """URL of a dashboard started without flags."""
 
 
+_MAX_LABEL: Final = 100
+"""Most characters of a run's name, and of a tag."""
+
+
 @dataclass(frozen=True)
 class DatabaseConfig(Checked):
     """Telemetry: where it is recorded."""
@@ -351,6 +355,20 @@ class DatabaseConfig(Checked):
         "largest size of the database with its log; beyond it the oldest rows are removed",
         low=16 * 1024**2,
     )
+    run_name: str = setting(
+        "", "name of this run in the database; the dashboard shows it wherever runs are chosen"
+    )
+    run_tag: tuple[str, ...] = setting(
+        (), "a tag of this run, shown beside its name, such as baseline; may be given several times"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_name = len(self.run_name) <= _MAX_LABEL and self.run_name.isprintable()
+        check(is_name, "run_name", self.run_name, f"at most {_MAX_LABEL} printable characters")
+        for tag in self.run_tag:
+            is_tag = re.fullmatch(rf"[\w.:=+-]{{1,{_MAX_LABEL}}}", tag) is not None
+            check(is_tag, "run_tag", tag, "letters, digits and . _ : = + - without spaces or commas")
 
 
 @dataclass(frozen=True)

@@ -16,3 +16,9 @@ class MachineSample:
     lowest_clock_mhz: float | None
     temperature_c: Annotated[float | None, "highest of all sensors"]
     available_bytes: Annotated[int | None, "memory that programs can still take"]
+    gpu_percent: Annotated[float | None, "mean over the GPUs: share of the time in which kernels ran"] = None
+    gpu_clock_mhz: Annotated[float | None, "lowest clock of the GPUs' processors"] = None
+    gpu_power_w: Annotated[float | None, "sum over the GPUs"] = None
+    gpu_temperature_c: Annotated[float | None, "highest of the GPUs"] = None
+    vram_used_bytes: Annotated[int | None, "sum over the GPUs"] = None
+    vram_bytes: Annotated[int | None, "memory of the GPUs"] = None

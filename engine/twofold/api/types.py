@@ -343,6 +343,10 @@ class StepRecord(NamedTuple):
     predicted_us: Annotated[
         float, "run clock: a step with drafts as their price predicted it; 0: no drafts, or no price"
     ] = 0.0
+    kv_use: Annotated[float | None, "share of the KV pages in use after it; NULL before version 9"] = None
+    num_preemptions: Annotated[
+        int | None, "sequences preempted since the step before; NULL before version 9"
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -402,6 +406,8 @@ class RunInfo:
     host: Annotated[str, "name of the machine"] = ""
     replica: Annotated[str, "id of the replica in its fleet; empty without --ray"] = ""
     kind: Annotated[RunKind, "serving, or training: its steps are in table training_step"] = "serving"
+    run_name: Annotated[str, "--run-name; empty without one"] = ""
+    run_tags: Annotated[str, "--run-tag, with commas between several"] = ""
     machine_json: Annotated[str, "processor, memory, versions, figures of the cost model"] = "{}"
     output_changes: tuple[str, ...] = ()
     """Effects of the enabled settings that change outputs (expert deferral, cache-aware routing)."""

@@ -350,6 +350,8 @@ class Engine:
             clock_s=clock_s,
             num_running=len(self._scheduler.running),
             num_waiting=self._num_waiting,
+            kv_use=1 - self._pool.num_free / max(self._pool.num_pages, 1),
+            num_preemptions=self._scheduler.num_preemptions,
         )
         self.recording.after_step(self._num_steps)
         self._step_clock.recorded()

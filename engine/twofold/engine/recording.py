@@ -51,6 +51,7 @@ class Recorder:
         self.keeps_text = sink is not None and sink.wants_text
         """Whether requests are recorded with the text of their answers."""
         self._last_drain = 0.0
+        self._num_preemptions = 0
         self.placement = PlacementCounts()
         self.prefetch: Mapping[str, int] = {}
         self.decode_tokens_per_s = 0.0
@@ -111,8 +112,11 @@ class Recorder:
         clock_s: float,
         num_running: int,
         num_waiting: int,
+        kv_use: float,
+        num_preemptions: int,
     ) -> None:
-        """Record a finished step. `begin_s` and `clock_s` are its begin and duration on the run's clock."""
+        """Record a finished step. `begin_s` and `clock_s` are its begin and duration on the run's clock, `kv_use` the
+        share of the KV pages in use, `num_preemptions` the engine's so far."""
         num_tokens = sum(item.num_tokens for item in scheduled)
         num_sequences = sum(item.num_tokens == 1 + len(item.drafts) and item.samples for item in scheduled)
         drafts = NO_DRAFTS if self._speculator is None else self._speculator.newest
@@ -144,8 +148,11 @@ class Recorder:
                     drafts.num_drafted,
                     drafts.num_accepted,
                     drafts.estimated_s * 1e6,
+                    kv_use,
+                    num_preemptions - self._num_preemptions,
                 )
             )
+            self._num_preemptions = num_preemptions
         # A single prefill step can fill a large part of the rings.
         if num_prefill or time.perf_counter() - self._last_drain > _DRAIN_EVERY_S:
             self.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from twofold.api.request_record import RequestRecord
 from twofold.api.training_step import TrainingStep
 from twofold.api.types import ControlRecord, RunInfo, StepRecord
-from twofold.telemetry.sink import LoadSample, SinkStats, TelemetrySink
+from twofold.telemetry.sink import LoadSample, RunLabel, SinkStats, TelemetrySink
 
 
 class RunQueue(Protocol):
@@ -18,6 +19,7 @@ class RunQueue(Protocol):
     wants_text: bool
     takes_events: bool
     url: str
+    label: RunLabel
 
     def put(self, kind: str, payload: Any, run: int) -> None: ...
     def put_events(self, kind: str, rows: np.ndarray[Any, np.dtype[Any]], run: int) -> None: ...
@@ -32,12 +34,15 @@ class RunSink(TelemetrySink):
     def __init__(self, queue: RunQueue, run: int) -> None:
         self._queue, self._run = queue, run
         self.wants_text, self.takes_events, self.url = queue.wants_text, queue.takes_events, queue.url
+        self.label = queue.label
 
     @property
     def run_id(self) -> int | None:
         return self._queue.recorded_run_id(self._run)
 
     def begin_run(self, run: RunInfo) -> None:
+        if self.label != RunLabel():
+            run = dataclasses.replace(run, run_name=self.label.name, run_tags=self.label.tags)
         self._queue.put("run", run, self._run)
 
     def request(self, record: RequestRecord) -> None:

@@ -7,6 +7,7 @@ blocks its caller, raises no errors from handling an event, and counts what it d
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -75,6 +76,11 @@ class LoadSample:
     stage: Annotated[str | None, "stage of the load in which the request was sent"] = None
     name: Annotated[str | None, "kind of user, such as chat; NULL for twofold bench serve"] = None
     gave_up: Annotated[bool, "the user closed the connection on purpose; ok is 1"] = False
+    prompt_tokens: Annotated[int | None, "NULL where the server reported none"] = None
+    itls_json: Annotated[str | None, "inter-token times, JSON array of milliseconds; NULL without any"] = None
+    plan_json: Annotated[
+        str | None, "mix, shape, length and objectives of the test; of some of its samples only"
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,14 @@ class SinkStats:
         return sum(self.dropped.values())
 
 
+@dataclass(frozen=True)
+class RunLabel:
+    """What the operator calls a run: a name, and tags with commas between them."""
+
+    name: str = ""
+    tags: str = ""
+
+
 class TelemetrySink:
     """Takes events from any thread; every method returns at once. This base class discards them."""
 
@@ -107,6 +121,9 @@ class TelemetrySink:
 
     url = ""
     """The database that the events go to; empty if they are discarded."""
+
+    label = RunLabel()
+    """Name and tags of the runs that begin from now on."""
 
     @property
     def run_id(self) -> int | None:
@@ -231,7 +248,7 @@ def _parse_sample(sample: object, index: int) -> LoadSample:
         kind, value = _KINDS[field.name], sample.get(field.name)
         if value is None and field.default is not MISSING and (kind is not bool or field.name not in sample):
             continue
-        expected, holds = _EXPECTED[kind]
+        expected, holds = _EXPECTED_JSON if field.name.endswith("_json") else _EXPECTED[kind]
         if not holds(value):
             where = f"samples[{index}].{field.name}"
             raise RequestError(f"{where} is {value!r:.80}; expected {expected}", param=where)
@@ -255,6 +272,20 @@ _EXPECTED: Final[Mapping[type, tuple[str, Callable[[Any], bool]]]] = {
     str: ("a text of 1 to 1000 characters", lambda value: isinstance(value, str) and 0 < len(value) <= 1000),
 }
 """What a field's value must be, by its type."""
+_MAX_JSON: Final = 200_000
+
+
+def _is_json(value: Any) -> bool:
+    if not isinstance(value, str) or len(value) > _MAX_JSON:
+        return False
+    try:
+        json.loads(value)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+_EXPECTED_JSON: Final = (f"a JSON text of at most {_MAX_JSON:,} characters", _is_json)
 
 
 def check_event_dtype(kind: str, rows: np.ndarray[Any, np.dtype[Any]]) -> None:

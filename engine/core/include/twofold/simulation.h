@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "twofold/layer_scheduler.h"
@@ -52,5 +53,22 @@ using NextRows = std::function<std::vector<int64_t>(const SimulationResult&)>;
 // others are drafted. std::invalid_argument for a row that the trace does not have.
 SimulationResult simulate_steps(const RoutingTrace& trace, LayerScheduler& scheduler,
                                 const std::vector<double>& dense_us, const NextRows& next_rows);
+
+// Steps as a run recorded them, over the rows of a trace. Views only.
+struct RecordedSteps {
+  std::span<const int64_t> begins;     // [steps + 1]: step i is rows begins[i] ... begins[i + 1] - 1
+  std::span<const int64_t> requests;   // [num_tokens]
+  std::span<const int32_t> positions;  // [num_tokens]
+  std::span<const uint8_t> decodes;    // [steps]: 1 without prompt tokens
+  // [num_tokens][num_layers][top_k]: experts that the layer before expects of its look-ahead router; empty without
+  // prefetch.
+  std::span<const uint16_t> expected;
+};
+// Plays every step with the composition that it had; the sums are those of the decode steps from first_counted on.
+// std::invalid_argument for steps that are not the trace's.
+SimulationResult simulate_recorded(const RoutingTrace& trace, const RecordedSteps& steps,
+                                   int64_t first_counted, LayerScheduler& scheduler,
+                                   const std::vector<double>& dense_us,
+                                   const std::vector<double>& token_us = {});
 
 }  // namespace twofold

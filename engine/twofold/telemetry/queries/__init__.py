@@ -4,6 +4,7 @@ The dashboard and the summary read through this package only. Every connection i
 and rates "per clock second" are on the run's clock: emulated where `Run.emulated` is true.
 """
 
+from twofold.api.request_origin import RoutedBy as RoutedBy
 from twofold.api.types import ControlRecord as ControlRecord
 from twofold.api.types import RunKind as RunKind
 from twofold.telemetry.queries.client_times import ClientTimes as ClientTimes
@@ -36,6 +37,8 @@ from twofold.telemetry.queries.fleet import FleetReplica as FleetReplica
 from twofold.telemetry.queries.fleet import StepCosts as StepCosts
 from twofold.telemetry.queries.fleet import finished_requests as finished_requests
 from twofold.telemetry.queries.fleet import fleet as fleet
+from twofold.telemetry.queries.fleet import fleet_runs as fleet_runs
+from twofold.telemetry.queries.fleet import fleet_window as fleet_window
 from twofold.telemetry.queries.fleet import step_costs as step_costs
 from twofold.telemetry.queries.fleet import traced as traced
 from twofold.telemetry.queries.history import RunHistory as RunHistory
@@ -58,9 +61,11 @@ from twofold.telemetry.queries.machine import MachineSamples as MachineSamples
 from twofold.telemetry.queries.machine import machine_facts as machine_facts
 from twofold.telemetry.queries.machine import machine_samples as machine_samples
 from twofold.telemetry.queries.native_events import events as events
+from twofold.telemetry.queries.overview import LostSteps as LostSteps
 from twofold.telemetry.queries.overview import Overview as Overview
 from twofold.telemetry.queries.overview import PlacementTotals as PlacementTotals
 from twofold.telemetry.queries.overview import StepTotals as StepTotals
+from twofold.telemetry.queries.overview import lost_steps as lost_steps
 from twofold.telemetry.queries.overview import placement_totals as placement_totals
 from twofold.telemetry.queries.overview import step_totals as step_totals
 from twofold.telemetry.queries.placements import UNUSED as UNUSED
@@ -92,10 +97,13 @@ from twofold.telemetry.queries.residency import Paybacks as Paybacks
 from twofold.telemetry.queries.residency import UploadOutcome as UploadOutcome
 from twofold.telemetry.queries.residency import paybacks as paybacks
 from twofold.telemetry.queries.residency import residency as residency
+from twofold.telemetry.queries.residency import used_at_once as used_at_once
 from twofold.telemetry.queries.residents import Residents as Residents
 from twofold.telemetry.queries.reuse import RecordedRouting as RecordedRouting
+from twofold.telemetry.queries.reuse import RecordedSteps as RecordedSteps
 from twofold.telemetry.queries.reuse import lru_hit_rate as lru_hit_rate
 from twofold.telemetry.queries.reuse import recorded_routing as recorded_routing
+from twofold.telemetry.queries.reuse import recorded_steps as recorded_steps
 from twofold.telemetry.queries.reuse import stack_distances as stack_distances
 from twofold.telemetry.queries.run_costs import RunCosts as RunCosts
 from twofold.telemetry.queries.run_costs import model_sizes as model_sizes

@@ -142,25 +142,56 @@ class LinkSeries:
 
 
 def link_series(copies: CopyRows, steps: StepRows, *, max_buckets: int = 120) -> LinkSeries:
-    """Copies per time spent in steps. A copy counts for the step that decided it."""
+    """Copies per time spent in steps, each counted while it ran. In runs that did not record when steps began, a copy
+    counts for the step that decided it."""
     num = min(max_buckets, len(steps))
     bucket_of_step = np.arange(len(steps)) * num // max(1, len(steps))
-    at = np.searchsorted(steps.step, copies.step)
-    known = at < len(steps)
-    known[known] = steps.step[at[known]] == copies.step[known]
-    bucket = bucket_of_step[at[known]]
     clock_us = np.bincount(bucket_of_step, steps.step_us, num)
-    busy_us = np.bincount(bucket, _union_us(copies)[known], num)
-    num_bytes = np.zeros((len(UploadReason), num))
-    np.add.at(num_bytes, (copies.reason[known], bucket), copies.size_bytes[known])
+    own_us = _union_us(copies)
+    by_step = _by_time if not np.isnan(steps.begin_us).any() else _by_decision
+    num_bytes = np.stack(
+        [by_step(copies.where(copies.reason == reason), steps, None) for reason in UploadReason]
+    )
+    busy_us = by_step(copies, steps, own_us)
     first = np.searchsorted(bucket_of_step, np.arange(num))
     with np.errstate(divide="ignore", invalid="ignore"):
         per_us = np.where(clock_us > 0, 1.0 / clock_us, np.nan)
+    in_buckets = [np.bincount(bucket_of_step, values, num) for values in (*num_bytes, busy_us)]
     return LinkSeries(
         at_s=steps.started_s[first] if num else np.zeros(0),
-        bytes_per_clock_s=num_bytes * per_us * 1e6,
-        busy_share=np.minimum(busy_us * per_us, 1.0),
+        bytes_per_clock_s=np.array(in_buckets[:-1]) * per_us * 1e6,
+        busy_share=np.minimum(in_buckets[-1] * per_us, 1.0),
     )
+
+
+def _by_decision(copies: CopyRows, steps: StepRows, amounts: F64 | None) -> F64:
+    """[steps] sums of `amounts`, by default bytes, of the copies that each step decided."""
+    at = np.searchsorted(steps.step, copies.step)
+    known = at < len(steps)
+    known[known] = steps.step[at[known]] == copies.step[known]
+    amounts = copies.size_bytes.astype(np.float64) if amounts is None else amounts
+    return np.bincount(at[known], amounts[known], len(steps))
+
+
+def _by_time(copies: CopyRows, steps: StepRows, amounts: F64 | None) -> F64:
+    """[steps] `amounts`, by default bytes, that went over the link while each step ran.
+
+    amounts: of the last part of each copy, in us: the link's own time (`_union_us`).
+    """
+    if not len(copies):
+        return np.zeros(len(steps))
+    end = copies.end_us
+    begin = copies.begin_us if amounts is None else end - amounts
+    taken = np.maximum(end - begin, 1e-3)
+    rate = copies.size_bytes / taken if amounts is None else np.where(amounts > 0, 1.0, 0.0)
+    at = np.concatenate([begin, begin + taken])
+    order = np.argsort(at, kind="stable")
+    rates = np.cumsum(np.concatenate([rate, -rate])[order])
+    copied = np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(at[order]))])
+    until, since = (
+        np.interp(moment, at[order], copied) for moment in (steps.begin_us + steps.step_us, steps.begin_us)
+    )
+    return np.asarray(until - since, np.float64)
 
 
 def _union_us(copies: CopyRows) -> F64:

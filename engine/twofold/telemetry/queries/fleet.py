@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,12 +13,13 @@ from sqlalchemy import case, func, select
 from twofold.api.request_origin import RoutedBy
 from twofold.telemetry import schema
 from twofold.telemetry.queries.requests import Request
-from twofold.telemetry.queries.runs import Database, Run, Window, runs
+from twofold.telemetry.queries.runs import Database, Run, Window, runs, window
 
 F64 = npt.NDArray[np.float64]
 
 _MAX_RUNS = 1000
 """Newest runs among which the replicas are looked for."""
+_REPLACED_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,53 @@ class FleetReplica:
         return total.cached_tokens / total.prompt_tokens if total.prompt_tokens else None
 
 
-def fleet(db: Database, run: Run, span: Window) -> list[FleetReplica]:
-    """The replicas of the fleet that `run` is one of, oldest first. A run outside a fleet is alone.
+def fleet_runs(db: Database, run: Run) -> list[Run]:
+    """Runs that belong together with `run`, itself included, oldest first.
 
-    A fleet's replicas have an id, serve the same model and lived at the same time.
+    Replicas of a fleet have an id and serve the same model. Servers without an id belong together because they share
+    the database. In both cases their lifetimes overlap, directly or through further runs: a replica and its
+    replacement may both have met a third one only.
     """
-    members = [run]
-    if run.replica:
-        every = runs(db, limit=_MAX_RUNS)
-        members = [
-            each for each in reversed(every) if each.replica and each.model == run.model and _met(each, run)
-        ]
+    alike = [
+        each
+        for each in runs(db, limit=_MAX_RUNS)
+        if each.kind == run.kind
+        and bool(each.replica) == bool(run.replica)
+        and (not run.replica or each.model == run.model)
+    ]
+    # A replica that is lost alone is replaced a moment later.
+    gap_s = _REPLACED_WITHIN_S if run.replica else 0.0
+    begin_s, end_s = run.started_s, _ended_s(run)
+    found: dict[int, Run] = {}
+    while more := [
+        each
+        for each in alike
+        if each.run_id not in found and each.started_s <= end_s + gap_s and begin_s <= _ended_s(each) + gap_s
+    ]:
+        found |= {each.run_id: each for each in more}
+        begin_s = min(begin_s, *(each.started_s for each in more))
+        end_s = max(end_s, *map(_ended_s, more))
+    return [found[number] for number in sorted(found)]
+
+
+def fleet_window(
+    members: Sequence[Run], last_s: float | None = None, *, now_s: float | None = None
+) -> Window:
+    """As `window`, of all members together: from the begin of the first one to the end of the last one."""
+    first = min(members, key=lambda each: each.started_s)
+    last = max(members, key=lambda each: math.inf if each.is_live(now_s) else _ended_s(each))
+    end_s = window(last, None, now_s=now_s).end_s
+    begin_s = int(first.started_s)
+    return Window(begin_s if last_s is None else max(begin_s, end_s - int(last_s)), end_s)
+
+
+def fleet(db: Database, run: Run, span: Window) -> list[FleetReplica]:
+    """Members of `fleet_runs` that lived in `span`, oldest first, with their requests submitted in it."""
+    members = [
+        each
+        for each in fleet_runs(db, run)
+        if each.started_s < span.end_s and (each.is_live() or _ended_s(each) >= span.begin_s)
+    ]
     table = schema.request.c
     query = (
         select(
@@ -90,11 +128,9 @@ def fleet(db: Database, run: Run, span: Window) -> list[FleetReplica]:
     return [FleetReplica(each, unfinished[each.run_id], decided[each.run_id]) for each in members]
 
 
-def _met(one: Run, other: Run) -> bool:
-    """Whether two runs lived at the same time."""
-    return one.started_s <= (other.finished_s or other.last_seen_s) and other.started_s <= (
-        one.finished_s or one.last_seen_s
-    )
+def _ended_s(run: Run) -> float:
+    """Unix time of its end, or of its last sign of life."""
+    return run.finished_s or run.last_seen_s
 
 
 def traced(db: Database, trace_id: str, *, limit: int = 100) -> list[Request]:

@@ -40,6 +40,8 @@ class StepRows:
     step_us: F64
     """On the run's clock."""
     wall_us: F64
+    begin_us: F64
+    """On the run's clock since its start; NaN if not recorded."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -63,15 +65,16 @@ def step_rows(db: Database, run: Run, span: Window, *, limit: int = _MAX_STEPS) 
             table.num_decode_tokens,
             table.step_us,
             table.wall_us,
+            table.begin_us,
         )
         .where(table.run_id == run.run_id)
         .where(table.started_s >= float(span.begin_s), table.started_s < float(span.end_s))
         .order_by(table.started_s.desc())
         .limit(limit)
     )
-    found = np.array([tuple(row) for row in db.rows(query)], np.float64).reshape(-1, 6)
+    found = np.array([tuple(row) for row in db.rows(query)], np.float64).reshape(-1, 7)
     found = found[np.argsort(found[:, 0], kind="stable")]
-    step, started_s, prefill, decode, step_us, wall_us = found.T
+    step, started_s, prefill, decode, step_us, wall_us, begin_us = found.T
     return StepRows(
         step.astype(np.int64),
         started_s,
@@ -79,6 +82,7 @@ def step_rows(db: Database, run: Run, span: Window, *, limit: int = _MAX_STEPS) 
         prefill == 0,
         step_us,
         wall_us,
+        begin_us,
     )
 
 
@@ -121,6 +125,10 @@ class LayerRows:
             )
             begin = len(self.steps) - int(np.searchsorted(from_end, 5 * max_tokens, "right"))
         return self._steps(begin, middle), self._steps(middle, len(self.steps))
+
+    def latest(self, num_steps: int) -> LayerRows:
+        """The rows of the last `num_steps` steps."""
+        return self._steps(max(0, len(self.steps) - num_steps), len(self.steps))
 
     def _steps(self, first: int, last: int) -> LayerRows:
         """The rows of steps [first, last), counted within these rows."""

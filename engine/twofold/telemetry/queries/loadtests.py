@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ class LoadTest:
     num_failures: int
     max_users: int
     completion_tokens: int
+    plan_json: str | None = None
+    """As `LoadTestPlan.facts_json`; None for a test that recorded none."""
 
 
 def load_tests(db: Database, *, limit: int = 50) -> list[LoadTest]:
@@ -44,6 +47,7 @@ def load_tests(db: Database, *, limit: int = 50) -> list[LoadTest]:
             func.sum(1 - table.ok),
             func.max(table.num_users),
             func.sum(table.completion_tokens),
+            func.max(table.plan_json),
         )
         .group_by(table.loadtest_id)
         .order_by(end_s.desc())
@@ -76,19 +80,25 @@ class LoadSamples:
     """Kind of user; "" for `twofold bench serve`."""
     errors: list[str]
     """Errors of the failed samples."""
+    prompt_tokens: I64
+    """0 where unknown."""
+    itls_ms: list[list[float]]
+    """Inter-token times of each answer; empty for failures and older tests."""
 
 
 _NUMBERS: Final = {
     **dict.fromkeys(("finished_s", "e2e_ms", "ttft_ms", "tpot_ms", "itl_p95_ms"), np.float64),
-    **dict.fromkeys(("user", "num_users", "completion_tokens"), np.int64),
+    **dict.fromkeys(("user", "num_users", "completion_tokens", "prompt_tokens"), np.int64),
     **dict.fromkeys(("ok", "gave_up"), np.bool_),
 }
-_TEXTS: Final = ("stage", "name", "error")
+_TEXTS: Final = ("stage", "name", "error", "itls_json")
 
 
 def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
     table = schema.load_sample.c
-    query = select(*(table[name] for name in (*_NUMBERS, *_TEXTS))).where(table.loadtest_id == loadtest_id)
+    chosen = [func.coalesce(table[name], 0) if name == "prompt_tokens" else table[name] for name in _NUMBERS]
+    chosen += [table[name] for name in _TEXTS]
+    query = select(*chosen).where(table.loadtest_id == loadtest_id)
     # By column: a row's attribute takes a microsecond, and a long test has 10,000 rows of 13.
     columns = list(zip(*db.rows(query.order_by(table.finished_s)), strict=True)) or [()] * (
         len(_NUMBERS) + len(_TEXTS)
@@ -97,12 +107,13 @@ def load_samples(db: Database, loadtest_id: str) -> LoadSamples:
     numbers: dict[str, Any] = {
         name: np.array(column, _NUMBERS[name]) for name, column in zip(_NUMBERS, columns, strict=False)
     }
-    stage, name, error = columns[len(_NUMBERS) :]
+    stage, name, error, itls = columns[len(_NUMBERS) :]
     return LoadSamples(
         **numbers,
         stage=[each or "" for each in stage],
         name=[each or "" for each in name],
         errors=[each or "unknown" for each, ok in zip(error, numbers["ok"], strict=True) if not ok],
+        itls_ms=[json.loads(each) if each else [] for each in itls],
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,39 @@ def step_totals(db: Database, run: Run) -> StepTotals:
 
 
 @dataclass(frozen=True)
+class LostSteps:
+    """Consecutive steps that ran and whose rows were lost: between the steps before and after them."""
+
+    begin_s: float
+    end_s: float
+    """Unix time at which the next recorded step began."""
+    num_steps: int
+
+
+def lost_steps(db: Database, run: Run, span: Window, *, limit: int = 200) -> list[LostSteps]:
+    """The latest gaps in the steps' numbers, in order. Without lost steps it costs one row."""
+    table = schema.dropped.c
+    lost = select(func.sum(table.num_events)).where(table.run_id == run.run_id, table.kind == "step")
+    if not db.rows(lost)[0][0]:
+        return []
+    step = schema.step.c
+    before = {
+        name: func.lag(step[name]).over(order_by=step.step).label(f"last_{name}")
+        for name in ("step", "started_s")
+    }
+    rows = (
+        select(step.step, step.started_s, *before.values())
+        .where(step.run_id == run.run_id)
+        .where(step.started_s >= float(span.begin_s), step.started_s < float(span.end_s))
+        .subquery()
+        .c
+    )
+    gaps = select(rows.last_started_s, rows.started_s, rows.step - rows.last_step - 1)
+    gaps = gaps.where(rows.step > rows.last_step + 1).order_by(rows.step.desc()).limit(limit)
+    return [LostSteps(*row) for row in reversed(db.rows(gaps))]
+
+
+@dataclass(frozen=True)
 class Overview:
     """Time series of a window in buckets. Arrays are [buckets]; hit_rate and clock rates are NaN without activity."""
 
@@ -100,12 +134,18 @@ class Overview:
     num_running: F64
     """Mean over the bucket's steps, 0 when idle."""
     num_waiting: F64
+    kv_use: F64
+    """Mean share of the KV pages in use after the bucket's steps; NaN where none or not recorded."""
+    num_preemptions: F64
+    """Sequences preempted."""
     clock_s: float
     """Time spent in steps on the run's clock."""
     part_seconds: dict[str, F64]
     """[buckets] wall seconds of steps by the names of STEP_PARTS and "rest", largest first; only parts with time."""
     steps: StepTotals
     totals: PlacementTotals
+    lost: Sequence[LostSteps] = ()
+    """Where steps were lost; see `without_lost`."""
 
     @property
     def hit_rate(self) -> F64:
@@ -117,6 +157,19 @@ class Overview:
         """[3, buckets] of routed experts by `Placement`, summing to 1; NaN where nothing was routed."""
         with np.errstate(invalid="ignore"):
             return np.asarray(self.uses / self.uses.sum(axis=0), np.float64)
+
+    def without_lost(self, lost: Sequence[LostSteps]) -> Overview:
+        """The same with NaN instead of 0 where steps were lost and none was recorded."""
+        idle = np.isnan(self.step_us)
+        gone = np.zeros(len(self.at_s), bool)
+        for each in lost:
+            gone |= idle & (self.at_s + self.bucket_s > each.begin_s) & (self.at_s < each.end_s)
+        names = (
+            "decode_tokens_per_s", "prefill_tokens_per_s", "upload_bytes_per_s", "num_running", "num_waiting",
+            "num_preemptions",
+        )  # fmt: skip
+        values = {name: np.where(gone, np.nan, getattr(self, name)) for name in names}
+        return replace(self, lost=tuple(lost), **values)
 
     @property
     def mean_upload_bytes_per_clock_s(self) -> float | None:
@@ -133,7 +186,8 @@ def bucket_length_s(span: Window, max_buckets: int) -> tuple[int, int]:
 def overview_of(run: Run, span: Window, bucket_s: int, steps: F64, layers: F64) -> Overview:
     """Build the overview from sums per bucket: STEP_SUMS and PART_SUMS as [columns, buckets], LAYER_TOTALS likewise."""
     steps, parts_us = steps[: len(STEP_SUMS)], steps[len(STEP_SUMS) :]
-    count, decode, prefill, clock_us, running, waiting, only_tokens, only_us, only_wall_us = steps
+    count, decode, prefill, clock_us, running, waiting, only_tokens, only_us, only_wall_us = steps[:9]
+    kv_use, kv_steps, preempted = steps[9:]
     hits, cpu, fetched, _, uploaded = layers
     with np.errstate(divide="ignore", invalid="ignore"):
         return Overview(
@@ -149,6 +203,8 @@ def overview_of(run: Run, span: Window, bucket_s: int, steps: F64, layers: F64) 
             upload_bytes_per_clock_s=np.where(clock_us > 0, uploaded / clock_us * 1e6, np.nan),
             num_running=np.where(count > 0, running / count, 0.0),
             num_waiting=np.where(count > 0, waiting / count, 0.0),
+            kv_use=np.where(kv_steps > 0, kv_use / kv_steps, np.nan),
+            num_preemptions=preempted,
             clock_s=float(clock_us.sum()) / 1e6,
             part_seconds=_part_seconds(parts_us),
             steps=StepTotals(
@@ -182,6 +238,9 @@ STEP_SUMS = (
     func.sum(case((_only_decode(), schema.step.c.num_decode_tokens), else_=0)),
     func.sum(case((_only_decode(), schema.step.c.step_us), else_=0.0)),
     func.sum(case((_only_decode(), schema.step.c.wall_us), else_=0.0)),
+    func.coalesce(func.sum(schema.step.c.kv_use), 0.0),
+    func.count(schema.step.c.kv_use),
+    func.coalesce(func.sum(schema.step.c.num_preemptions), 0),
 )
 
 

@@ -149,11 +149,29 @@ class Paybacks:
         return int(((self.copies.reason == reason) & (self.outcome == outcome)).sum())
 
 
+def used_at_once(copies: CopyRows, rows: LayerRows) -> float:
+    """Share of these copies, of the steps of `rows`, whose expert the step that decided them used; NaN without any."""
+    copies = _within(copies, rows)
+    layers = rows.layers
+
+    def cells(step: I64, layer: I64, expert: I64) -> I64:
+        return (step * rows.num_layers + layer) * rows.num_experts + expert
+
+    used = cells(layers.use_step, layers.use_layer, layers.use_expert)
+    found = np.isin(cells(copies.step, copies.layer, copies.expert), used)
+    return float(found.mean()) if len(found) else float("nan")
+
+
+def _within(copies: CopyRows, rows: LayerRows) -> CopyRows:
+    """The copies of the steps of `rows`."""
+    if not len(rows.steps):
+        return copies
+    return copies.where((copies.step >= rows.steps.step[0]) & (copies.step <= rows.steps.step[-1]))
+
+
 def paybacks(copies: CopyRows, rows: LayerRows) -> Paybacks:
     """Follow each upload of the steps of `rows` from its copy to the next copy into the same slot."""
-    if len(rows.steps):
-        covered = (copies.step >= rows.steps.step[0]) & (copies.step <= rows.steps.step[-1])
-        copies = copies.where(covered)
+    copies = _within(copies, rows)
     end = _ends(copies)
     cell = copies.layer * rows.num_experts + copies.expert
     layers = rows.layers

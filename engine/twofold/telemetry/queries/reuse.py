@@ -69,6 +69,57 @@ def recorded_routing(rows: LayerRows) -> RecordedRouting:
     )
 
 
+@dataclass(frozen=True)
+class RecordedSteps:
+    """Tokens of steps in the order of the steps, prompt tokens included: what `twofold.tools.lab.run_replay` plays."""
+
+    step: I64
+    """[steps] numbers of the steps."""
+    begins: I64
+    """[steps + 1]: step i is tokens begins[i]:begins[i + 1]."""
+    decodes: npt.NDArray[np.uint8]
+    """[steps]: 1 without prompt tokens."""
+    ids: npt.NDArray[np.uint16]
+    """[tokens, layers, top_k]"""
+    weights: npt.NDArray[np.float32]
+    requests: I64
+    """[tokens]"""
+    positions: npt.NDArray[np.int32]
+    """[tokens]"""
+    num_experts: int
+    num_lost: int
+    """Tokens left out because rows of them are missing."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+
+def recorded_steps(rows: LayerRows) -> RecordedSteps:
+    """The tokens whose layers were all recorded, by step, request and position."""
+    order = np.lexsort((rows.layer, rows.position, rows.request, rows.step))
+    key = np.stack([rows.step, rows.request, rows.position])[:, order]
+    begins = np.flatnonzero(np.any(np.diff(key, prepend=-1), axis=0))
+    routed = np.asarray((rows.experts >= 0).all(axis=1), np.int64)[order]
+    complete: I64 = np.add.reduceat(routed, begins) if len(begins) else begins
+    whole = np.asarray(complete == rows.num_layers, np.bool_)
+    chosen = order[(begins[whole][:, None] + np.arange(rows.num_layers)).ravel()]
+    step, requests, positions = key[:, begins[whole]]
+    found, first = np.unique(step, return_index=True)
+    shape = (len(step), rows.num_layers, rows.experts.shape[1])
+    return RecordedSteps(
+        step=found,
+        begins=np.append(first, len(step)).astype(np.int64),
+        decodes=np.isin(found, rows.steps.step[rows.steps.is_decode]).astype(np.uint8),
+        ids=rows.experts[chosen].reshape(shape).astype(np.uint16),
+        weights=rows.weights[chosen].reshape(shape),
+        requests=requests,
+        positions=positions.astype(np.int32),
+        num_experts=rows.num_experts,
+        num_lost=int((~whole).sum()),
+    )
+
+
 def stack_distances(routing: RecordedRouting, *, max_tokens: int = MAX_TOKENS) -> I64:
     """Uses by stack distance: entry d counts uses whose layer used d other experts since that expert's last use.
 

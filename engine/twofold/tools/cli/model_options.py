@@ -154,11 +154,13 @@ def open_telemetry_database(config: DatabaseConfig, *, text: bool = False) -> Te
     """The sink of the database; None if disabled. ConfigError if it cannot be written."""
     if not config.telemetry_url or config.telemetry == "off":
         return None
-    from twofold.telemetry.sink import LEVELS
+    from twofold.telemetry.sink import LEVELS, RunLabel
     from twofold.telemetry.writer import open_sink
 
     level = next(each for each in LEVELS if each == config.telemetry)
-    return open_sink(config.telemetry_url, level=level, max_bytes=config.telemetry_max_bytes, text=text)
+    sink = open_sink(config.telemetry_url, level=level, max_bytes=config.telemetry_max_bytes, text=text)
+    sink.label = RunLabel(config.run_name, ",".join(config.run_tag))
+    return sink
 
 
 def load_engine(

@@ -301,13 +301,14 @@ def read_acceptance(text: str) -> tuple[float, ...]:
 
 
 def _recorded_acceptance(text: str) -> tuple[float, ...]:
-    if not Path(text).is_file():
+    if "://" not in text and not Path(text).is_file():
         raise ConfigError(
-            f"--acceptance was given {text!r}; expected probabilities such as 0.8,0.7, or a telemetry database"
+            f"--acceptance was given {text!r}; expected probabilities such as 0.8,0.7, or a telemetry database (its "
+            "file or URL)"
         )
     from twofold.telemetry import queries  # needs the extra `telemetry`, which given probabilities do not
 
-    db = queries.open_database(f"sqlite:///{text}")
+    db = queries.open_database(text if "://" in text else f"sqlite:///{text}")
     for run in queries.runs(db):
         found = queries.draft_acceptance(db, run)
         if found:

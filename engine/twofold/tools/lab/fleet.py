@@ -21,6 +21,7 @@ from twofold.tools.lab import sweep
 from twofold.tools.lab.fleet_simulation import Arrival, ReplicaLimits, Served, StepTimes, simulate_fleet
 from twofold.tools.lab.replay import Row, names_list, print_rows
 from twofold.tools.lab.report import Table
+from twofold.tools.lab.run_trace import run_trace
 from twofold.tools.lab.shapes import MODEL_HELP, find_shape
 from twofold.tools.lab.simulate import simulate_system
 from twofold.tools.lab.systems import SYSTEMS
@@ -80,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_replica_arguments(parser: argparse.ArgumentParser) -> None:
     default = EngineConfig
-    parser.add_argument("--trace", metavar="TRACE", help="routing trace that is simulated on profiles")
+    parser.add_argument(
+        "--trace", metavar="TRACE", help="routing that is simulated on profiles: a trace, or a telemetry URL"
+    )
     parser.add_argument(
         "--slots",
         type=float,
@@ -173,7 +176,7 @@ def step_times(machine: str, args: argparse.Namespace) -> StepTimes:
         raise ConfigError(
             f"machine {machine!r} is a profile, but no --trace was given; record one with `twofold lab record`"
         )
-    trace = load_trace(args.trace)
+    trace = run_trace(args.trace) if "://" in args.trace else load_trace(args.trace)
     shape, profile = find_shape(args.model, trace), load_profile(machine)
     played, prior = trace.part("second"), trace.part("first").usage()
     points: list[tuple[float, float, float]] = []

@@ -25,12 +25,13 @@ from twofold.tools.lab.replay import (
     Row,
     add_common_arguments,
     counts_list,
+    default_price,
     names_list,
     print_rows,
     replay_policy,
 )
 from twofold.tools.lab.report import Table
-from twofold.tools.lab.run_trace import traces_of
+from twofold.tools.lab.run_trace import sources_of
 from twofold.tools.lab.trace import Trace, make_trace
 
 NUM_STARTS = 12
@@ -109,7 +110,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="online policies to compare (default: payback)",
     )
     parser.add_argument(
-        "--price", type=float, default=DEFAULT_PRICE, metavar="R", help="price of one upload, in misses"
+        "--price",
+        type=float,
+        metavar="R",
+        help=f"price of one upload, in misses (default: that of the telemetry URL's run, or {DEFAULT_PRICE})",
     )
     parser.add_argument(
         "--tokens",
@@ -123,10 +127,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print one row per trace, span, size and policy."""
     check_names(args.policies)
-    if not 0 <= args.price < float("inf"):
+    if args.price is not None and not 0 <= args.price < float("inf"):
         raise ConfigError(f"--price {args.price} given; expected a number >= 0, in misses")
     rows: list[Row] = []
-    for trace in traces_of(args):
+    for source in sources_of(args):
+        trace, price = source.trace, default_price(source) if args.price is None else args.price
         played = trace.part(args.part)
         prior = (trace.part("first") if args.part == "second" else played).usage()
         for batch in args.batch:
@@ -134,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
                 played,
                 args.policies,
                 args.slots,
-                args.price,
+                price,
                 tokens=args.tokens,
                 batch=batch,
                 prior_usage=prior,

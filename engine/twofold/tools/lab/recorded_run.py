@@ -9,32 +9,38 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from twofold import _core
 from twofold.api.errors import ConfigError
-from twofold.api.types import TraceSizes
 from twofold.experts.policies import POLICIES
 from twofold.experts.profiles import (
-    COST_FIGURES,
-    Figure,
     MachineProfile,
     load_profile,
     shipped_profiles,
 )
 from twofold.telemetry import queries
+from twofold.tools.lab.cards import CARDS as CARDS
+from twofold.tools.lab.cards import HOSTS as HOSTS
+from twofold.tools.lab.cards import Basis as Basis
+from twofold.tools.lab.cards import Card, with_card
+from twofold.tools.lab.cards import pcie_of as pcie_of
+from twofold.tools.lab.cards import routing_like as routing_like
 from twofold.tools.lab.replay import DEFAULT_PRICE, replay_policy
+from twofold.tools.lab.run_replay import StepsReplay as StepsReplay
+from twofold.tools.lab.run_replay import replay_steps as _replay_steps
+from twofold.tools.lab.run_trace import machine_of as machine_of
+from twofold.tools.lab.run_trace import price_of
+from twofold.tools.lab.run_trace import shape_of as shape_of
 from twofold.tools.lab.run_trace import trace_of as trace_of
-from twofold.tools.lab.shapes import SHAPES, ModelShape
+from twofold.tools.lab.shapes import SHAPES as SHAPES
+from twofold.tools.lab.shapes import ModelShape
 from twofold.tools.lab.simulate import simulate_system, slots_for_vram
 from twofold.tools.lab.systems import SYSTEMS
 from twofold.tools.lab.trace import Trace, make_trace
 
-VRAM_GB: Final = (8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 80.0, 141.0)
-"""Sizes of cards that the capacity planner tries."""
 _KV_GB: Final = 1.0
 _MAX_TOKENS: Final = 600
 """Tokens that the planner plays per machine: 0.1 to 0.5 s for 48 layers of 128 experts."""
@@ -58,33 +64,10 @@ def machines(names: Sequence[str]) -> list[MachineProfile]:
     return [load_profile(name) for name in names]
 
 
-def shape_of(run: queries.Run) -> ModelShape | None:
-    """Sizes of the run's model, from its own row, else from a known model of this name; None if unknown."""
-    sizes = queries.model_sizes(run)
-    routing = (run.num_layers, run.num_experts, run.top_k)
-    name = PurePath(run.model).name
-    if sizes:
-        return ModelShape(name, *TraceSizes(*sizes), routing=routing)
-    known = SHAPES.get(name.lower())
-    return known if known is not None and known.routing == routing else None
-
-
-def machine_of(run: queries.Run) -> MachineProfile | None:
-    """The profile that the run was planned with; None if unknown."""
-    costs = queries.run_costs(run)
-    if costs is not None and all(name in costs.figures for name in COST_FIGURES):
-        figures = {name: Figure(costs.figures[name], "recorded with the run") for name in COST_FIGURES}
-        return MachineProfile(costs.machine, "this run's machine", figures)
-    kind, _, name = run.accelerator.partition(":")
-    return load_profile(name) if kind == "emulated" and name in shipped_profiles() else None
-
-
 def upload_price(run: queries.Run) -> float:
     """Price of one upload in misses, on the run's machine; the lab's default where that is unknown."""
-    shape, machine = shape_of(run), machine_of(run)
-    if shape is None or machine is None:
-        return DEFAULT_PRICE
-    return float(_core.default_upload_price(shape.cost_model(machine)))
+    price = price_of(run)
+    return DEFAULT_PRICE if price is None else price
 
 
 def affordable_tokens(run: queries.Run) -> int:
@@ -138,6 +121,37 @@ def replay_policies(
             uploads_per_token=counts.num_uploads / counts.num_tokens,
             misses_per_token=counts.num_misses / counts.num_tokens,
             price=price,
+        )
+
+
+def why_not_replayed(run: queries.Run) -> str:
+    """Why the run's steps cannot be replayed; empty if they can."""
+    if shape_of(run) is None or machine_of(run) is None:
+        return "the run recorded no figures of its machine or model"
+    return "" if len(run.devices) == 1 else "it has several devices"
+
+
+def replay_steps(
+    run: queries.Run,
+    steps: queries.RecordedSteps,
+    policies: Sequence[str],
+    *,
+    residents: npt.NDArray[np.uint8],
+    first_counted_step: int,
+    foreseen: float | None,
+) -> Iterator[StepsReplay]:
+    """`run_replay.replay_steps` on the run's own machine; nothing where `why_not_replayed` has a reason."""
+    shape, machine = shape_of(run), machine_of(run)
+    if shape is not None and machine is not None and not why_not_replayed(run):
+        yield from _replay_steps(
+            run,
+            steps,
+            policies,
+            shape=shape,
+            machine=machine,
+            residents=residents,
+            first_counted_step=first_counted_step,
+            foreseen=foreseen,
         )
 
 
@@ -223,28 +237,30 @@ def shortened(trace: Trace, max_tokens: int = _MAX_TOKENS) -> Trace:
     )
 
 
-def plan_capacity(
-    routing: queries.RecordedRouting,
-    run: queries.Run,
-    machines: Sequence[MachineProfile],
+def plan_cards(
+    trace: Trace,
+    shape: ModelShape,
+    host: MachineProfile,
     *,
-    vram_gb: Sequence[float] = VRAM_GB,
+    pcie: int,
+    cards: Sequence[Card] = CARDS,
     batch: int = 1,
     limit_s: float = 20.0,
 ) -> Iterator[MachineResult | None]:
-    """Predicted speed by machine and VRAM size, yielded as it is computed; None where the model does not fit.
+    """Predicted speed of each card in the computer `host`, yielded as it is computed; None where the model does not
+    fit. pcie: generation of the computer's slot.
 
-    Ends early after `limit_s` seconds, so that a page cannot hang. ConfigError if the model's sizes are unknown.
+    Ends early after `limit_s` seconds, so that a page cannot hang.
     """
     until = time.monotonic() + limit_s
-    trace, shape = shortened(trace_of(routing, run)), _known_shape(run)
-    for machine in machines:
-        for size in vram_gb:
-            if time.monotonic() > until:
-                return
-            try:
-                slots = slots_for_vram(shape, trace, size, _KV_GB)
-            except ConfigError:
-                yield None
-                continue
-            yield _simulated(trace, shape, machine, slots=slots, batch=batch, vram_gb=size)
+    played = shortened(trace)
+    for card in cards:
+        if time.monotonic() > until:
+            return
+        try:
+            slots = slots_for_vram(shape, played, card.usable_gb, _KV_GB)
+        except ConfigError:
+            yield None
+            continue
+        machine = with_card(host, card, pcie=pcie)
+        yield _simulated(played, shape, machine, slots=slots, batch=batch, vram_gb=card.vram_gib)

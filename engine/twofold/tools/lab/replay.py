@@ -17,9 +17,9 @@ from typing import Any, Final
 from twofold import _core
 from twofold.api.errors import ConfigError
 from twofold.experts.policies import POLICIES, check_names, described
-from twofold.experts.profiles import load_profile, shipped_profiles
+from twofold.experts.profiles import shipped_profiles
 from twofold.tools.lab.report import Table, write_report
-from twofold.tools.lab.run_trace import DEFAULT_TOKENS, traces_of
+from twofold.tools.lab.run_trace import DEFAULT_TOKENS, OWN_MACHINE, Source, sources_of
 from twofold.tools.lab.shapes import MODEL_HELP, find_shape
 from twofold.tools.lab.trace import Part, Trace
 
@@ -127,12 +127,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--price",
         type=float,
         metavar="R",
-        help=f"price of one upload, in misses (default: the profile's, or {DEFAULT_PRICE} without --profile)",
+        help=f"price of one upload, in misses (default: the profile's; without --profile that of the telemetry URL's "
+        f"run, or {DEFAULT_PRICE} for a file)",
     )
     parser.add_argument(
         "--profile",
         metavar="NAME",
-        help=f"machine that sets the price: {', '.join(shipped_profiles())} or a file",
+        help=f"machine that sets the price: {', '.join(shipped_profiles())}, a file, or {OWN_MACHINE}: that of the "
+        "telemetry URL's run",
     )
     parser.add_argument(
         "--pool",
@@ -149,14 +151,14 @@ def run(args: argparse.Namespace) -> int:
     """Run the replays; print a table, or rows with --json, or write a page with --html."""
     check_names(args.policies)
     rows: list[Row] = []
-    for trace in traces_of(args):
-        price, expert_bytes = args.price, None
+    for source in sources_of(args):
+        trace, price, expert_bytes = source.trace, args.price, None
         if args.profile is not None:
-            profile, shape = load_profile(args.profile), find_shape(args.model, trace)
+            profile, shape = source.profile(args.profile), find_shape(args.model, trace)
             expert_bytes = shape.expert_bytes
             if price is None:
                 price = _core.default_upload_price(shape.cost_model(profile))
-        price = DEFAULT_PRICE if price is None else price
+        price = default_price(source) if price is None else price
         if not 0 <= price < float("inf"):
             raise ConfigError(f"--price {price} given; expected a number >= 0, in misses")
         rows += replay_rows(
@@ -172,6 +174,11 @@ def run(args: argparse.Namespace) -> int:
         )
     print_rows(rows, args, _table(rows), title="Cache policies on recorded routing", value="cost_vs_lru")
     return 0
+
+
+def default_price(source: Source) -> float:
+    """Price of an upload where none was given: that of the source's run, if known."""
+    return DEFAULT_PRICE if source.price is None else source.price
 
 
 def _table(rows: Sequence[Row]) -> Table:

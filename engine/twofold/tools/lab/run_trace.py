@@ -1,15 +1,19 @@
-"""Traces of recorded runs: reads the routing of a telemetry database as `lab record` writes it to a file."""
+"""Traces of recorded runs, as `lab record` writes them to a file, with the run's model, machine and upload price."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
+from twofold import _core
 from twofold.api.errors import ConfigError
 from twofold.api.types import TraceSizes
+from twofold.experts.profiles import COST_FIGURES, Figure, MachineProfile, load_profile, shipped_profiles
+from twofold.tools.lab.shapes import SHAPES, ModelShape
 from twofold.tools.lab.trace import Trace, load_trace, make_trace
 
 if TYPE_CHECKING:
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULT_TOKENS: Final = 5_000
 """Latest tokens that are read of a run: about 1 s for 48 layers."""
+OWN_MACHINE: Final = "run"
+"""As a profile: the machine that a telemetry URL's run was planned with."""
 
 
 def trace_of(routing: queries.RecordedRouting, run: queries.Run) -> Trace:
@@ -30,8 +36,48 @@ def trace_of(routing: queries.RecordedRouting, run: queries.Run) -> Trace:
     return dataclasses.replace(trace, sizes=TraceSizes(*sizes) if sizes else None)
 
 
+def shape_of(run: queries.Run) -> ModelShape | None:
+    """Sizes of the run's model, from its own row, else from a known model of this name; None if unknown."""
+    from twofold.telemetry import queries
+
+    sizes = queries.model_sizes(run)
+    routing = (run.num_layers, run.num_experts, run.top_k)
+    name = PurePath(run.model).name
+    if sizes:
+        return ModelShape(name, *TraceSizes(*sizes), routing=routing)
+    known = SHAPES.get(name.lower())
+    return known if known is not None and known.routing == routing else None
+
+
+def machine_of(run: queries.Run) -> MachineProfile | None:
+    """The profile that the run was planned with; None if unknown."""
+    from twofold.telemetry import queries
+
+    costs = queries.run_costs(run)
+    if costs is not None and all(name in costs.figures for name in COST_FIGURES):
+        figures = {name: Figure(costs.figures[name], "recorded with the run") for name in COST_FIGURES}
+        return MachineProfile(costs.machine, "this run's machine", figures)
+    kind, _, name = run.accelerator.partition(":")
+    return load_profile(name) if kind == "emulated" and name in shipped_profiles() else None
+
+
+def price_of(run: queries.Run) -> float | None:
+    """Price of one upload in misses, as the run's scheduler had it; None where its machine or model is unknown."""
+    shape, machine = shape_of(run), machine_of(run)
+    if shape is None or machine is None:
+        return None
+    return float(_core.default_upload_price(shape.cost_model(machine)))
+
+
 def run_trace(url: str, run_id: int | None = None, max_tokens: int = DEFAULT_TOKENS) -> Trace:
-    """The latest decode tokens of a run, of the last one by default.
+    """The latest decode tokens of a run, of the last one by default; see `recorded`."""
+    return recorded(url, run_id, max_tokens)[0]
+
+
+def recorded(
+    url: str, run_id: int | None = None, max_tokens: int = DEFAULT_TOKENS
+) -> tuple[Trace, queries.Run]:
+    """The latest decode tokens of a run, of the last one by default, and the run.
 
     ConfigError if there is no such run, it has no routing recorded, or it decoded no token.
     """
@@ -51,13 +97,35 @@ def run_trace(url: str, run_id: int | None = None, max_tokens: int = DEFAULT_TOK
             f"telemetry database {db.path}, run {run.run_id}: no decode token among its latest {max_tokens:,} tokens; "
             "send a request, give another --run or more --last-tokens"
         )
-    return trace_of(routing, run)
+    return trace_of(routing, run), run
 
 
-def traces_of(args: argparse.Namespace) -> Iterator[Trace]:
+@dataclass(frozen=True)
+class Source:
+    """A trace that the arguments name, and what is known of the run that it was read of; None for a file."""
+
+    trace: Trace
+    price: float | None = None
+    """Price of one upload in misses, as the run had it."""
+    machine: MachineProfile | None = None
+
+    def profile(self, name: str) -> MachineProfile:
+        """The profile of this name; OWN_MACHINE is the run's. ConfigError if that is unknown."""
+        if name != OWN_MACHINE:
+            return load_profile(name)
+        if self.machine is None:
+            raise ConfigError(
+                f"--profile {OWN_MACHINE} was given, but the machine of {self.trace.name} is not recorded; give a "
+                f"telemetry URL of a calibrated run, or one of {', '.join(shipped_profiles())}"
+            )
+        return self.machine
+
+
+def sources_of(args: argparse.Namespace) -> Iterator[Source]:
     """The traces that the arguments name: npz files, and runs of telemetry URLs."""
     for source in args.traces:
         if "://" in source:
-            yield run_trace(source, args.run, args.last_tokens)
+            trace, run = recorded(source, args.run, args.last_tokens)
+            yield Source(trace, price_of(run), machine_of(run))
         else:
-            yield load_trace(source, args.num_experts)
+            yield Source(load_trace(source, args.num_experts))

@@ -15,7 +15,7 @@ from twofold import _core
 from twofold.api.errors import ConfigError
 from twofold.experts.device_split import device_split, split_slots
 from twofold.experts.policies import POLICIES, check_names
-from twofold.experts.profiles import MachineProfile, load_profile, shipped_profiles
+from twofold.experts.profiles import MachineProfile, shipped_profiles
 from twofold.tools.lab import sweep
 from twofold.tools.lab.devices import Steps, systems_of_devices
 from twofold.tools.lab.drafting import drafting_rows, read_acceptance
@@ -29,7 +29,7 @@ from twofold.tools.lab.replay import (
     print_rows,
 )
 from twofold.tools.lab.report import Table
-from twofold.tools.lab.run_trace import traces_of
+from twofold.tools.lab.run_trace import OWN_MACHINE, sources_of
 from twofold.tools.lab.shapes import ModelShape, find_shape
 from twofold.tools.lab.sweep import swept
 from twofold.tools.lab.systems import SYSTEMS, System
@@ -206,8 +206,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=names_list,
         default=list(shipped_profiles()),
         metavar="NAME,…",
-        help=f"machines: {', '.join(shipped_profiles())} or files (default: all shipped); NAME+NAME: one machine with "
-        "both devices, compared with each alone and with a static split",
+        help=f"machines: {', '.join(shipped_profiles())} or files (default: all shipped); {OWN_MACHINE}: that of the "
+        "telemetry URL's run; NAME+NAME: one machine with both devices, compared with each alone and with a static "
+        "split",
     )
     parser.add_argument(
         "--tensor-split",
@@ -319,13 +320,14 @@ def cell_rows(args: argparse.Namespace) -> list[Row]:
     ]
     acceptance = None if args.acceptance is None else read_acceptance(args.acceptance)
     rows: list[Row] = []
-    for trace in traces_of(args):
+    for source in sources_of(args):
+        trace = source.trace
         shape = find_shape(args.model, trace)
         cards = dict.fromkeys(args.slots)
         if args.vram:
             cards = {slots_for_vram(shape, trace, gb, args.kv_gb): gb for gb in args.vram}
         for name in args.profile:
-            profile = load_profile(name)
+            profile = source.profile(name)
             if acceptance is not None:
                 found = drafting_rows(
                     trace.part(args.part),

@@ -70,6 +70,11 @@ class LoadTestPlan:
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
+    def facts_json(self) -> str:
+        """What readers of a recorded test need, as JSON: no address and no path."""
+        names = ("mix", "users", "rate", "shape", "seconds", "seed", "max_output_tokens", "slos")
+        return json.dumps({name: asdict(self)[name] for name in names})
+
     @classmethod
     def from_json(cls, text: str) -> LoadTestPlan:
         """The inverse of `to_json`."""

@@ -79,6 +79,13 @@ class Sample:
         return self.complete and all(slo.met_by(self) for slo in slos)
 
 
+def span_s(samples: Sequence[Sample]) -> float:
+    """Seconds from the start of the first request to the end of the last; 0 without samples."""
+    if not samples:
+        return 0.0
+    return max(s.finished_s for s in samples) - min(s.finished_s - s.took_ms / 1e3 for s in samples)
+
+
 @dataclass(frozen=True)
 class Run:
     """Result of one load."""

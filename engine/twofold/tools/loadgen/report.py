@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from twofold.tools.loadgen.metrics import METRICS, PERCENTILES, Run, Sample, percentile
+from twofold.tools.loadgen.metrics import METRICS, PERCENTILES, Run, Sample, percentile, span_s
 from twofold.tools.loadgen.slo import Slo, SloResult
 
 MAX_SAMPLES: Final = 10_000
@@ -51,28 +52,62 @@ def table(title: str, figures: Mapping[str, Any], slos: Sequence[Slo]) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class StageRow:
+    """Requests of one kind of user in one stage; latencies in milliseconds, None where undefined."""
+
+    stage: str
+    name: str
+    num_requests: int
+    num_gave_up: int
+    """Users who closed the connection on purpose; these requests have not failed."""
+    num_failed: int
+    ttft_p50: float | None
+    ttft_p95: float | None
+    itl_p95: float | None
+    """Of all inter-token times."""
+    e2el_p95: float | None
+    tokens_per_s: float | None
+
+
+def stage_rows(samples: Sequence[Sample]) -> list[StageRow]:
+    """A row per stage and kind of user, in the order of their first samples."""
+    groups: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.stage, sample.name), []).append(sample)
+    return [_stage_row(stage, name, group) for (stage, name), group in groups.items()]
+
+
+def _stage_row(stage: str, name: str, samples: Sequence[Sample]) -> StageRow:
+    good = [sample for sample in samples if sample.ok]
+    tokens, seconds = sum(sample.answer.completion_tokens for sample in good), span_s(samples)
+
+    def latency(metric: str, percent: float) -> float | None:
+        return percentile([value for sample in good for value in sample.values(metric)], percent)
+
+    return StageRow(
+        stage,
+        name,
+        len(samples),
+        sum(sample.gave_up for sample in good),
+        len(samples) - len(good),
+        ttft_p50=latency("ttft", 50),
+        ttft_p95=latency("ttft", 95),
+        itl_p95=latency("itl", 95),
+        e2el_p95=latency("e2el", 95),
+        tokens_per_s=tokens / seconds if seconds > 0 else None,
+    )
+
+
 def stage_table(run: Run) -> str:
     """Requests and latencies by stage and kind of user, in the order of time."""
-    columns = ("requests", "failed", "TTFT p50", "TTFT p95", "ITL p95", "E2EL p95", "tokens/s")
+    columns = ("requests", "gave up", "failed", "TTFT p50", "TTFT p95", "ITL p95", "E2EL p95", "tokens/s")
     lines = [f"  {'stage':<12}{'user':<13}" + "".join(f"{column:>11}" for column in columns)]
-    groups: dict[tuple[str, str], list[Sample]] = {}
-    for sample in run.samples:
-        groups.setdefault((sample.stage, sample.name), []).append(sample)
-    for (stage, name), samples in groups.items():
-        good = [sample for sample in samples if sample.ok]
-        span_s = max(s.finished_s for s in samples) - min(s.finished_s - s.took_ms / 1e3 for s in samples)
-        tokens = sum(sample.answer.completion_tokens for sample in good)
-        latencies = (
-            percentile([value for sample in good for value in sample.values(metric)], percent)
-            for metric, percent in (("ttft", 50), ("ttft", 95), ("itl", 95), ("e2el", 95))
-        )
-        cells = (
-            f"{len(samples):,}",
-            f"{len(samples) - len(good):,}",
-            *(_number(value) for value in latencies),
-            _number(tokens / span_s if span_s > 0 else None),
-        )
-        lines.append(f"  {stage:<12}{name:<13}" + "".join(f"{cell:>11}" for cell in cells))
+    for row in stage_rows(run.samples):
+        counts = (row.num_requests, row.num_gave_up, row.num_failed)
+        figures = (row.ttft_p50, row.ttft_p95, row.itl_p95, row.e2el_p95, row.tokens_per_s)
+        cells = (*(f"{count:,}" for count in counts), *map(_number, figures))
+        lines.append(f"  {row.stage:<12}{row.name:<13}" + "".join(f"{cell:>11}" for cell in cells))
     return "\n".join(lines)
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import numpy as np
 
 from twofold.tools.loadgen.metrics import Sample, percentile
 
 LOAD_SAMPLES_PATH: Final = "/internal/load_samples"
 _BATCH: Final = 1000
+_MAX_ITLS: Final = 10_000
+"""Most inter-token times of one answer that are stored."""
 _MAX_TEXT: Final = 1000
 """Most characters of a text that the server stores."""
 
@@ -24,10 +28,12 @@ class SampleStore:
     is one.
     """
 
-    def __init__(self, host: str, loadtest_id: str, fallback: Path | None) -> None:
+    def __init__(self, host: str, loadtest_id: str, fallback: Path | None, plan_json: str = "") -> None:
+        """plan_json: sent with the first sample of each batch."""
         self._url = host + LOAD_SAMPLES_PATH
         self._loadtest_id = loadtest_id
         self._fallback = fallback
+        self._plan_json = plan_json
         self._unsent: list[Sample] = []
         self._flushing = threading.Lock()
         self.samples: list[Sample] = []
@@ -44,6 +50,7 @@ class SampleStore:
         with self._flushing:
             while batch := self._unsent[:_BATCH]:
                 records = [record_of(sample, self._loadtest_id) for sample in batch]
+                records[0]["plan_json"] = self._plan_json or None
                 if self.problem is not None or not self._post(records):
                     self._append(records)
                 del self._unsent[: len(batch)]
@@ -100,4 +107,16 @@ def record_of(sample: Sample, loadtest_id: str) -> dict[str, Any]:
         "stage": sample.stage or None,
         "name": sample.name or None,
         "gave_up": sample.gave_up,
+        "prompt_tokens": answer.prompt_tokens,
+        "itls_json": _itls_json(answer.itls_ms) if sample.ok else None,
     }
+
+
+def _itls_json(itls_ms: Sequence[float]) -> str | None:
+    """Inter-token times as stored; of more than _MAX_ITLS evenly spaced quantiles, which keep their percentiles."""
+    if not itls_ms:
+        return None
+    kept: Sequence[float] = itls_ms
+    if len(itls_ms) > _MAX_ITLS:
+        kept = np.quantile(itls_ms, np.linspace(0, 1, _MAX_ITLS)).tolist()
+    return json.dumps([round(each, 4) for each in kept], separators=(",", ":"))

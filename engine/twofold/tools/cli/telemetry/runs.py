@@ -40,6 +40,8 @@ def _facts(db: Any, run: Any) -> dict[str, Any]:
     steps, requests = queries.step_totals(db, run), queries.request_counts(db, run)
     return {
         "run_id": run.run_id,
+        "run_name": run.run_name,
+        "run_tags": run.run_tags.split(",") if run.run_tags else [],
         "started_s": run.started_s,
         "seconds": (run.finished_s or run.last_seen_s) - run.started_s,
         "state": run.state(),
@@ -57,7 +59,9 @@ def _facts(db: Any, run: Any) -> dict[str, Any]:
 
 def _table(listed: Sequence[dict[str, Any]]) -> list[str]:
     """Aligned lines, under a line of titles."""
-    lines = [["run", "started", "length", "state", "level", "requests", "steps", "tokens", "lost", "model"]]
+    lines = [
+        ["run", "started", "length", "state", "level", "requests", "steps", "tokens", "lost", "model", "name"]
+    ]
     for facts in listed:
         emulated = " (emulated)" if facts["emulated"] else ""
         lines.append(
@@ -69,6 +73,7 @@ def _table(listed: Sequence[dict[str, Any]]) -> list[str]:
                 facts["telemetry_level"],
                 *(f"{facts[name]:,}" for name in ("requests", "steps", "tokens", "lost_events")),
                 f"{facts['model']} on {facts['accelerator'].removeprefix('emulated:')}{emulated}",
+                " ".join([facts["run_name"], *(f"#{tag}" for tag in facts["run_tags"])]).strip(),
             ]
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
