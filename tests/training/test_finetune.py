@@ -108,7 +108,9 @@ def test_a_gguf_file_is_trained_with_the_configuration_of_a_directory(
     assert "or a GGUF file and --config" in capsys.readouterr().err
     assert main([*command, "--config", str(model)]) == 0
     assert f"twofold serve {file} --lora-modules out=" in capsys.readouterr().out
-    losses, expected = ([e["loss"] for e in curve(out) if "loss" in e] for out in (tmp_path / "out", finished))
+    losses, expected = (
+        [e["loss"] for e in curve(out) if "loss" in e] for out in (tmp_path / "out", finished)
+    )
     assert losses == pytest.approx(expected, abs=1e-3)
 
 

@@ -101,8 +101,8 @@ class FinetuneRun:
         self.device = devices[0] if devices else None
         if config.config is None and not config.model.is_dir():
             raise ConfigError(
-                f"{config.model}: expected a model directory in Hugging Face layout, or a GGUF file and --config with the "
-                "directory of the model's config.json and tokenizer"
+                f"{config.model}: expected a model directory in Hugging Face layout, or a GGUF file and --config "
+                "with the directory of the model's config.json and tokenizer"
             )
         self.report = report
         self.files = open_model_files(config.model)
@@ -308,8 +308,8 @@ def _meta_model(config: FinetuneConfig) -> Any:
         return shape_alone(settings, dtype=getattr(torch, config.dtype))
     except (ValueError, KeyError, OSError) as error:
         raise ModelLoadError(
-            f"{config.config or config.model}: transformers {transformers.__version__} has no text model for it, so it cannot be "
-            f"trained: {error}"
+            f"{config.config or config.model}: transformers {transformers.__version__} has no text model for it, so "
+            f"it cannot be trained: {error}"
         ) from error
 
 
