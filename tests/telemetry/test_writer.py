@@ -65,15 +65,15 @@ def test_an_overfull_queue_drops_and_counts_events(tmp_path: Path) -> None:
 
 
 class HeldClock:
-    """A clock that holds the writer's thread until it is let go: rows taken for a write cannot be shed."""
+    """A clock that blocks the thread of the writer until it is released: rows taken for a write cannot be shed."""
 
     def __init__(self) -> None:
-        self.holds, self.is_let_go = threading.Event(), threading.Event()
+        self.holds, self.is_released = threading.Event(), threading.Event()
 
     def __call__(self) -> float:
         if threading.current_thread() is not threading.main_thread():
             self.holds.set()
-            assert self.is_let_go.wait(60)
+            assert self.is_released.wait(60)
         return time.time()
 
 
@@ -86,7 +86,7 @@ def test_cache_events_make_room_for_other_rows(tmp_path: Path) -> None:
         sink.native_events("cache_event", np.zeros(250, EVENT_DTYPES["cache_event"]))
     sink.native_events("token_layer", token_layers(400))
     sink.native_events("cache_event", np.zeros(150, EVENT_DTYPES["cache_event"]))
-    clock.is_let_go.set()
+    clock.is_released.set()
     sink.close()
     assert scalar(path, "SELECT count(*) FROM token_layer") == 400
     assert scalar(path, "SELECT count(*) FROM cache_event") == 600

@@ -65,7 +65,7 @@ class StageRow:
     ttft_p50: float | None
     ttft_p95: float | None
     itl_p95: float | None
-    """Of all inter-token times."""
+    """Over all inter-token times of the row."""
     e2el_p95: float | None
     tokens_per_s: float | None
 
