@@ -65,7 +65,7 @@ def _servers(args: argparse.Namespace) -> Iterator[dict[str, ServerProcess]]:
         for level in args.levels:
             flags = ["--accelerator", args.accelerator, "--max-num-seqs", str(max(args.streams))]
             if level != "off":
-                flags += ["--telemetry-url", f"sqlite:///{folder / level}.db", "--telemetry-level", level]
+                flags += ["--telemetry-url", f"sqlite:///{folder / level}.db", "--telemetry", level]
             running[level] = stack.enter_context(serving(ROOT, flags, folder / f"{level}.log"))
         yield running
 
