@@ -109,15 +109,19 @@ def _layer(tokens: queries.RequestTokens, chosen: int, counters: queries.StepCou
 
 def cause(counters: queries.StepCounters | None) -> str:
     """The likely cause of a slow layer, by the kernel's counters of its step."""
+    if counters is not None and counters.involuntary_switches is None and counters.engine_cpu_us is not None:
+        return "unknown: the kernel's counters of this step were read with a later one"
     if counters is None or counters.involuntary_switches is None:
         return "unknown: this run recorded no kernel counters"
+    steps = round(counters.num_counted_steps or 1)
+    where = "in this step" if steps == 1 else f"in this step or the {steps - 1} before it"
     if counters.major_faults:
-        return f"{counters.major_faults:,} pages were read from disk in this step: too little memory"
+        return f"{counters.major_faults:,} pages were read from disk {where}: too little memory"
     if counters.involuntary_switches:
         count = counters.involuntary_switches
         times = "once" if count == 1 else f"{count:,} times"
         return (
-            f"probably another process: the kernel took a core from the server {times} in this step "
+            f"probably another process: the kernel took a core from the server {times} {where} "
             "(involuntary context switches)"
         )
     return "no counter explains it: no core was taken away and no page was read from disk"

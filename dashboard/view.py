@@ -62,6 +62,16 @@ class View:
         """Hits by layer and expert, [layers, experts]: of the window, and of as many older rows as were read so far."""
         return self._cached(("hits",), lambda: self._history().hits(self.run.num_slots))
 
+    def slowest_steps(self, *, with_prompts: bool) -> list[int]:
+        """Numbers of the run's slowest steps by the wall clock, the slowest one first."""
+        key = ("slowest", with_prompts)
+        return self._cached(
+            key,
+            lambda: _slowest(
+                self.db.path, self.db.identity(), self.run.run_id, with_prompts, self.db, self.run
+            ).refresh(),
+        )
+
     def residents(self, step: int, newest: int) -> np.ndarray:
         """Experts in slots after `step`, [layers, experts]; `newest` is the last step that is shown."""
         return self._cached(("residents", step), lambda: self._residents(step, newest))
@@ -105,6 +115,14 @@ def _history(
 ) -> queries.RunHistory:
     """The history shared by all viewers, keyed by database and run."""
     return queries.RunHistory(_db, _run)
+
+
+@st.cache_resource(max_entries=8, show_spinner="Reading the whole run, once …")
+def _slowest(
+    path: str, identity: object, run_id: int, with_prompts: bool, _db: queries.Database, _run: queries.Run
+) -> queries.SlowestSteps:
+    """The slowest steps shared by all viewers, keyed as `_history`."""
+    return queries.SlowestSteps(_db, _run, with_prompts=with_prompts)
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)

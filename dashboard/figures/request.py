@@ -2,37 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from twofold.telemetry import queries
 
-from dashboard.figures.base import F64, MAX_POINTS, layout
+from dashboard.figures.base import F64, MAX_POINTS, layout, packed
 from dashboard.figures.chart import Chart
-from dashboard.palette import AMOUNT, CPU, QUANTITY, REASON_COLORS, depths, faint
+from dashboard.figures.times import PART_NAMES
+from dashboard.palette import (
+    ADMISSION,
+    AMOUNT,
+    CPU,
+    FAILED,
+    FETCHED,
+    HIT,
+    PREFETCH,
+    QUANTITY,
+    REASON_COLORS,
+    depths,
+    faint,
+)
+
+_MAX_BARS: Final = 400
+"""More tokens than this are drawn as areas: each part of a bar is an element of its own."""
+_MAX_PARTS: Final = 6
+_PART_COLORS: Final = {
+    "experts_cpu": CPU,
+    "experts_gpu": HIT,
+    "link": FETCHED,
+    "attention": PREFETCH,
+    "dense": PREFETCH,
+    "head": ADMISSION,
+    "emit": AMOUNT,
+    "schedule": FAILED,
+}
 
 
 def token_times(
-    position: npt.NDArray[np.int64], step_us: F64, misses: npt.NDArray[np.int64], chosen: int, *, unit: str
+    position: npt.NDArray[np.int64],
+    parts_us: Mapping[str, F64],
+    misses: npt.NDArray[np.int64],
+    chosen: int,
+    *,
+    unit: str,
 ) -> Chart:
-    """Step time of each token as a bar; `chosen` is the index of the explained token."""
+    """Step time of each token as a bar of its parts, the largest ones at the bottom.
+
+    parts_us: [tokens] by part, those with most time first. chosen: index of the explained token.
+    """
     figure = Chart()
-    figure.add_bar(
-        x=position,
-        y=step_us / 1e3,
-        customdata=misses,
-        marker={
-            "color": misses,
-            "colorscale": [[0, faint(AMOUNT, 0.3)], [1, faint(AMOUNT, 1.0)]],
-            "cmin": 0,
-            "colorbar": {"title": {"text": "misses"}, "thickness": 10, "outlinewidth": 0},
-            "line": {"width": np.where(np.arange(len(position)) == chosen, 2, 0), "color": QUANTITY},
-        },
-        hovertemplate="token at position %{x}<br>%{y:.2f} " + unit + ", %{customdata} misses<extra></extra>",
-    )
+    shown = dict(list(parts_us.items())[:_MAX_PARTS])
+    if others := list(parts_us.values())[_MAX_PARTS:]:
+        shown["other"] = np.sum(others, axis=0)
+    step_us = np.sum(list(shown.values()), axis=0)
+    depth = iter((0.75, 0.55, 0.4, 0.3, 0.22, 0.15, 0.1))
+    for number, (name, values) in enumerate(shown.items()):
+        color = _PART_COLORS.get(name) or faint(QUANTITY, next(depth))
+        common = {
+            "x": position,
+            "y": packed(values / 1e3),
+            "name": PART_NAMES.get(name, name),
+            "customdata": misses if number == 0 else None,
+            "hovertemplate": "%{y:.2f} " + unit + (", %{customdata} misses" if number == 0 else ""),
+        }
+        if len(position) <= _MAX_BARS:
+            figure.add_bar(**common, marker={"color": color, "line": {"width": 0}})
+        else:
+            line = {"width": 0, "shape": "hvh", "color": color}
+            figure.add_scatter(**common, mode="lines", line=line, fillcolor=color, stackgroup="parts")
+    figure.update_layout(barmode="stack", hovermode="x unified")
     figure.update_layout(bargap=0.15)
-    figure = layout(figure, height=230)
+    figure = layout(figure, height=280, legend=True)
     figure.update_xaxes(title="token position (prompt first)", showgrid=False)
     figure.update_yaxes(title=unit, rangemode="tozero")
     if len(position):

@@ -20,6 +20,7 @@ class Page:
 PAGES: Final = (
     Page("overview", "Overview", "monitoring", "Now"),
     Page("requests", "Requests", "search", "Now"),
+    Page("slow_steps", "Slow steps", "hourglass_bottom", "Now"),
     Page("fleet", "Fleet", "hub", "Now"),
     Page("placement", "Placement", "grid_on", "Experts"),
     Page("pcie", "PCIe", "swap_horiz", "Experts"),

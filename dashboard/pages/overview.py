@@ -58,6 +58,7 @@ def body(view: View) -> None:
     _link_and_queue(view, overview)
     _kv_cache(overview)
     parts.devices(view, "overview-devices")
+    st.caption(f"Which steps took longest, and why: [Slow steps](slow_steps?run={view.run.run_id}).")
 
 
 def _latency_and_prefixes(overview: queries.Overview, at_client: queries.ClientTimes) -> None:

@@ -19,6 +19,7 @@ ORDERS = {
     "newest": "Newest first",
     "ttft": "Longest time to first token",
     "itl": "Longest inter-token latency",
+    "gap": "Longest gap between two tokens",
     "e2e": "Longest end to end",
     "prompt": "Longest prompt",
     "answer": "Longest answer",
@@ -114,6 +115,7 @@ def _table(listed: list[queries.Request]) -> pd.DataFrame:
             "submitted": [formats.moment(request.submitted_s) for request in listed],
             "TTFT": [row[0] for row in milliseconds],
             "ITL": [row[1] for row in milliseconds],
+            "gap": [None if each.longest_gap_s is None else each.longest_gap_s * 1e3 for each in listed],
             "E2E": [row[2] for row in milliseconds],
             "prompt": [request.prompt_tokens for request in listed],
             "cached": [request.cached_tokens for request in listed],
@@ -136,6 +138,9 @@ def _columns() -> dict[str, object]:
         "number": number("no.", width="small", pinned=True),
         "TTFT": number("TTFT, ms", format="%.1f", help="Time to first token, wall clock."),
         "ITL": number("ITL, ms", format="%.2f", help="Mean inter-token latency, wall clock."),
+        "gap": number(
+            "longest gap, ms", format="%.1f", help="Longest time from one token to the next, wall clock."
+        ),
         "E2E": number("E2E, ms", format="%.0f", help="From begin to end, wall clock."),
         "prompt": number("prompt tokens"),
         "cached": number("cached", help="Prompt tokens that hit the prefix cache."),
@@ -196,13 +201,17 @@ def _waterfall(view: View, request: queries.Request) -> None:
 def _tokens(view: View, request: queries.Request, tokens: queries.RequestTokens) -> int:
     """Draw the answer's tokens; returns the index of the chosen one."""
     with parts.card(st, "requests-1", "Step time of each token"):
-        step_us, unit = _clock(view, tokens)
+        step_us, unit, is_emulated = _clock(view, tokens)
         chosen = _choose_token(view, request, tokens, step_us)
+        # Several tokens of one step have its parts each.
+        steps, of_token = np.unique(tokens.step, return_inverse=True)
+        by_part = view.query(queries.parts_of_steps, tuple(steps.tolist()), emulated=is_emulated)
+        by_part = {name: values[of_token] for name, values in by_part.items()}
         misses = tokens.num_by_placement[:, :, [queries.Placement.CPU, queries.Placement.FETCHED]]
         parts.chart(
-            figures.token_times(tokens.position, step_us, misses.sum(axis=(1, 2)), chosen, unit=unit),
+            figures.token_times(tokens.position, by_part, misses.sum(axis=(1, 2)), chosen, unit=unit),
             key="tokens",
-            alt="Step time of each token of the answer",
+            alt="Step time of each token of the answer, stacked by part",
             advice="Select a high bar with the slider: the causes are listed below.",
         )
     with parts.card(st, "requests-2", "Misses by token and layer"):
@@ -228,13 +237,14 @@ def _answer(request: queries.Request, tokens: queries.RequestTokens) -> None:
         )
 
 
-def _clock(view: View, tokens: queries.RequestTokens) -> tuple[np.ndarray, str]:
-    """Step times in microseconds by the clock that the viewer chose, and the chart's unit."""
+def _clock(view: View, tokens: queries.RequestTokens) -> tuple[np.ndarray, str, bool]:
+    """Step times in microseconds by the clock that the viewer chose, the chart's unit, and whether it is emulated."""
     if not view.run.emulated:
-        return tokens.wall_us, "ms"
+        return tokens.wall_us, "ms", False
     clocks = {"Wall clock": tokens.wall_us, "Emulated clock": tokens.step_us}
     name = st.segmented_control("Clock", list(clocks), default="Wall clock", key="clock") or "Wall clock"
-    return clocks[name], "emulated ms" if name == "Emulated clock" else "ms"
+    is_emulated = name == "Emulated clock"
+    return clocks[name], "emulated ms" if is_emulated else "ms", is_emulated
 
 
 def _choose_token(

@@ -28,7 +28,10 @@ def body(view: View) -> None:
     _estimates(view, found)
     draft_cards.cards(view)
     slow_layers.card(view, found)
-    st.caption(f"Computed from {found.extent}.")
+    st.caption(
+        f"Computed from {found.extent}. Whole steps that took longest, and why: "
+        f"[Slow steps](slow_steps?run={view.run.run_id})."
+    )
 
 
 def _figures(view: View, found: WindowRows) -> None:

@@ -163,6 +163,7 @@ class SyntheticRun:
                 queue_wall_s=0.001,
                 prefill_wall_s=0.02,
                 decode_wall_s=0.01 * answered,
+                longest_gap_s=None if answered < 2 else 0.01 * (1 + request.number % 7),
             )
         )
 

@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 from dashboard.figures.chart import Chart
 from tests.dashboard.app_pages import PAGES, show, write_database
 
-WITHOUT_CHARTS = {"lab", "fleet", "training"}
+WITHOUT_CHARTS = {"lab", "fleet", "slow_steps", "training"}
 """Pages that draw none for a run of one server."""
 """Pages that draw only after a button was pressed."""
 

@@ -120,6 +120,7 @@ def test_requests_are_sorted_by_client_times(monkeypatch: pytest.MonkeyPatch, em
         "e2e": "finished_s - submitted_s",
         "prompt": "prompt_tokens",
         "answer": "completion_tokens",
+        "gap": "longest_gap_s",
     }
     app = show(monkeypatch, emulated, "requests")
     for name, sql in orders.items():

@@ -60,3 +60,15 @@ def test_a_request_without_a_server_is_received_when_submitted(tokenizer: Tokeni
     assert record.received_s == record.submitted_s > 0
     assert record.first_sent_s is None
     assert record.queue_wall_s == record.read_s == 0
+
+
+def test_the_longest_gap_is_between_two_tokens(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_of(tokenizer, None)
+    state.scheduled(0.0)
+    begun_s = time.perf_counter()
+    for at_s in (70.0, 71.0, 75.0, 77.0):  # the first token's wait is no gap
+        monkeypatch.setattr(time, "perf_counter", lambda at_s=at_s: begun_s + at_s)
+        state.push(7, 0.0)
+        if at_s == 70:
+            assert state.record().longest_gap_s is None
+    assert state.record().longest_gap_s == pytest.approx(4.0)

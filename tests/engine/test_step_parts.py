@@ -76,15 +76,15 @@ def test_a_step_has_the_kernels_counters(tmp_path: Path) -> None:
     run = queries.runs(db)[0]
     found = queries.step_counters(db, run, tuple(range(80)))
     assert sorted(found) == list(range(80))
+    assert all(counters.engine_cpu_us is not None for counters in found.values())
+    assert all(counters.collection_us is not None for counters in found.values())
     counted = [counters for counters in found.values() if counters.cpu_us is not None]
-    assert len(counted) >= 80 // 16, "short steps are counted together"
+    assert len(counted) >= 80 // 32
     assert all(counters.involuntary_switches is not None for counters in counted)
     assert all(counters.major_faults is not None for counters in counted)
-    times = {step: times_of_step(db, run, step) for step in found}
-    for step, each in times.items():
-        assert each is not None
-        # A long step has counts of its own; what recording the step before took is not part of it.
-        assert each.wall_us - each.parts_us["telemetry"] < 1000 or found[step].cpu_us is not None
-    wall_us = sum(each.wall_us for each in times.values() if each is not None)
-    # Other threads of this process may compute too, but steps that compute use some CPU time.
-    assert sum(counters.cpu_us or 0.0 for counters in counted) > 0.05 * wall_us
+    # Each answer begins a count; the last steps may be counted by none.
+    num_counted = sum(counters.num_counted_steps or 0 for counters in counted)
+    assert 80 - 2 * 32 < num_counted <= 80
+    # Steps that compute use processor time.
+    wall_us = sum(each.wall_us for step in found if (each := times_of_step(db, run, step)) is not None)
+    assert sum(counters.engine_cpu_us or 0.0 for counters in found.values()) > 0.05 * wall_us

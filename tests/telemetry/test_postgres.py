@@ -80,6 +80,8 @@ def _arguments(db: queries.Database, run: queries.Run) -> dict[str, Any]:
         "span": queries.window(run),
         "step": 5,
         "steps": [3, 4, 5],
+        "first": 3,
+        "last": 5,
         "chosen": 4,
         "found": [run],
         "trace_id": "0" * 32,

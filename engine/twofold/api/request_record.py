@@ -49,6 +49,10 @@ class RequestFacts:
         str, "why a fleet's router chose the replica: prefix, load, retry; empty: no router"
     ] = ""
     adapter: Annotated[str, "LoRA adapter that computed it, or NAME*SCALE of several; empty: none"] = ""
+    longest_gap_s: Annotated[
+        float | None,
+        "wall: longest time from one token of the answer to the next; NULL: fewer than two, or version 8",
+    ] = None
 
 
 @dataclass(frozen=True)

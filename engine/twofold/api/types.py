@@ -347,6 +347,31 @@ class StepRecord(NamedTuple):
     num_preemptions: Annotated[
         int | None, "sequences preempted since the step before; NULL before version 9"
     ] = None
+    engine_cpu_us: Annotated[float | None, "CPU time of the engine's thread"] = None
+    collection_us: Annotated[float | None, "garbage collections of Python, which stop its threads"] = None
+    num_full_collections: Annotated[int | None, "collections of the oldest generation"] = None
+    num_counted_steps: Annotated[
+        int | None,
+        "steps, this one last, that counts since the last one cover; NULL: counted with a later step",
+    ] = None
+    minor_faults: Annotated[
+        int | None, "pages of the process mapped without reading, since the last count"
+    ] = None
+    voluntary_switches: Annotated[int | None, "times that the engine's thread waited, since then"] = None
+    core_wait_us: Annotated[
+        float | None, "time that the engine's thread was ready and had no core, since then; NULL: unknown"
+    ] = None
+    others_core_wait_us: Annotated[
+        float | None, "the same of the other thread of the process that waited longest"
+    ] = None
+    others_cpu_us: Annotated[float | None, "CPU time of Python's other threads, since then"] = None
+    num_pinned_threads: Annotated[
+        int | None,
+        "computing threads with fewer cores than at the engine's start; NULL: not read, the step was not long",
+    ] = None
+    num_misses: Annotated[int | None, "routed experts that were not resident; NULL: no slots"] = None
+    num_fetched: Annotated[int | None, "of them: uploaded on demand"] = None
+    upload_bytes: Annotated[int | None, "uploaded experts, for all reasons"] = None
 
 
 @dataclass(frozen=True)

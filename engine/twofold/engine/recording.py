@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy.typing as npt
 
@@ -35,7 +35,6 @@ from twofold.telemetry.sink import TelemetrySink
 # Draining the event rings at every step would cost a decode step of a small model several percent.
 _DRAIN_EVERY_S = 0.05
 _RATE_SMOOTHING = 0.1
-_NOT_COUNTED: Final = (None, None, None)
 
 
 class Recorder:
@@ -128,28 +127,31 @@ class Recorder:
             self.decode_tokens_per_s = previous + _RATE_SMOOTHING * (rate - previous) if previous else rate
         if self._sink is not None:
             parts, emulated = clock.parts()
-            switches, faults, cpu_us = clock.usage() or _NOT_COUNTED
+            counters = clock.counters()
+            # A call of StepRecord takes 3 us more.
             self._sink.step(
-                StepRecord(  # positional: keywords take 1 us of a step
-                    number,
-                    started_s,
-                    num_prefill,
-                    num_decode,
-                    num_running,
-                    num_waiting,
-                    clock_s * 1e6,
-                    wall_s * 1e6,
-                    parts,
-                    emulated,
-                    switches,
-                    faults,
-                    cpu_us,
-                    begin_s * 1e6,
-                    drafts.num_drafted,
-                    drafts.num_accepted,
-                    drafts.estimated_s * 1e6,
-                    kv_use,
-                    num_preemptions - self._num_preemptions,
+                StepRecord._make(
+                    (
+                        number,
+                        started_s,
+                        num_prefill,
+                        num_decode,
+                        num_running,
+                        num_waiting,
+                        clock_s * 1e6,
+                        wall_s * 1e6,
+                        parts,
+                        emulated,
+                        *counters[:3],
+                        begin_s * 1e6,
+                        drafts.num_drafted,
+                        drafts.num_accepted,
+                        drafts.estimated_s * 1e6,
+                        kv_use,
+                        num_preemptions - self._num_preemptions,
+                        *counters[3:],
+                        *clock.placed(),
+                    )
                 )
             )
             self._num_preemptions = num_preemptions

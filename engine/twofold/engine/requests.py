@@ -164,8 +164,9 @@ class RequestState:
 
     __slots__ = (
         "_ended", "_finish_reason", "_finished", "_finished_unix_s", "_first_token", "_first_token_unix_s",
-        "_last_token_ids", "_logprobs", "_num_sent", "_pieces", "_prompt_logprobs_pending", "_scheduled", "_submitted",
-        "_submitted_unix_s", "_text", "_wall", "_wall_end", "sampler", "sequence",
+        "_last_token_ids", "_last_token_wall_s", "_logprobs", "_longest_gap_s", "_num_sent",
+        "_pieces", "_prompt_logprobs_pending", "_scheduled", "_submitted", "_submitted_unix_s", "_text", "_wall",
+        "_wall_end", "sampler", "sequence",
     )  # fmt: skip
 
     def __init__(
@@ -203,6 +204,8 @@ class RequestState:
         # submitted, scheduled, first token
         self._wall = [time.perf_counter() if times is None else times.submitted]
         self._wall_end: float | None = None
+        self._last_token_wall_s = 0.0
+        self._longest_gap_s: float | None = None
         self._submitted_unix_s = time.time()
         self._first_token_unix_s: float | None = None
         self._finished_unix_s: float | None = None
@@ -240,9 +243,13 @@ class RequestState:
         self.sequence.token_ids.append(token)
         if self.sampler.logprob is not None:
             self._logprobs.append(self.sampler.logprob)
+        wall_s = time.perf_counter()
         if self._first_token is None:
             self._first_token, self._first_token_unix_s = now, time.time()
-            self._wall.append(time.perf_counter())
+            self._wall.append(wall_s)
+        elif wall_s - self._last_token_wall_s > (self._longest_gap_s or 0.0):
+            self._longest_gap_s = wall_s - self._last_token_wall_s
+        self._last_token_wall_s = wall_s
         if token in self._last_token_ids:
             self._ended = True
             return ""
@@ -327,6 +334,7 @@ class RequestState:
             queue_s=queue_s,
             prefill_s=prefill_s,
             decode_s=decode_s,
+            longest_gap_s=self._longest_gap_s,
             sampling=request.sampling,
             cached_tokens=self.sequence.num_cached,
             queue_wall_s=queue_wall_s,

@@ -6,12 +6,12 @@ twice per step; without telemetry only the wall clock. `types.StepParts` defines
 
 from __future__ import annotations
 
-import resource
 import time
 from typing import Final, NamedTuple
 
 from twofold.api.types import Clock, EmulatedParts, StepParts
 from twofold.blocks import ops
+from twofold.engine.step_counters import CounterReader, StepCounters
 from twofold.experts.moe import MoeRuntime
 from twofold.step.drafters.drafter import ModelDrafter
 from twofold.step.runner import Runner
@@ -51,17 +51,7 @@ class _Reading(NamedTuple):
     clock_us: tuple[float, float, float, float, float] = (0.0,) * 5
 
 
-_SHORT_S: Final = 1e-3
-_SHORT_STEPS: Final = 16
-"""Steps below _SHORT_S whose counters are read together: a reading takes 7 us, 2 % of a small model's step."""
-
-
-class ProcessUsage(NamedTuple):
-    """The kernel's counts for the process since the last reading."""
-
-    involuntary_switches: int
-    major_faults: int
-    cpu_us: float
+_NOTHING_PLACED: Final = (0, 0, 0)
 
 
 class StepClock:
@@ -76,29 +66,33 @@ class StepClock:
         self._began_s = self._ended_s = self._telemetry_s = 0.0
         self._computing_s = 0.0
         self._scheduled = self._computed = _Reading()
-        self._last_usage: resource.struct_rusage | None = None
-        self._num_uncounted = 0
+        self._counters = CounterReader() if enabled else None
+        self._placed_by: object = None
+        self._placed = _NOTHING_PLACED
 
     def begin(self) -> None:
         """Start a step, before requests are taken in."""
         self._began_s = time.perf_counter()
-        if self._enabled and self._last_usage is None:
-            self._last_usage = resource.getrusage(resource.RUSAGE_SELF)
+        if self._counters is not None:
+            self._counters.begin()
 
-    def usage(self) -> ProcessUsage | None:
-        """The kernel's counters since the last reading or pause; None for a short step, which a later one includes."""
-        self._num_uncounted += 1
-        if self._ended_s - self._began_s < _SHORT_S and self._num_uncounted < _SHORT_STEPS:
-            return None
-        before, now = self._last_usage, resource.getrusage(resource.RUSAGE_SELF)
-        self._last_usage, self._num_uncounted = now, 0
-        if before is None:
-            return None
-        return ProcessUsage(
-            now.ru_nivcsw - before.ru_nivcsw,
-            now.ru_majflt - before.ru_majflt,
-            1e6 * (now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime),
-        )
+    def counters(self) -> StepCounters:
+        """The counters since those of the step before; call it once, after `end`."""
+        if self._counters is None:
+            return StepCounters()
+        return self._counters.read(self._ended_s - self._began_s + self._telemetry_s, self._ended_s)
+
+    def placed(self) -> tuple[int | None, int | None, int | None]:
+        """Misses, fetched experts and uploaded bytes of the step; call it once per step. None without slots."""
+        if not (self._virtual or self._on_device):
+            return None, None, None
+        executor = self._runner.moe.executor
+        counts = executor.counts()
+        before = self._placed if executor is self._placed_by else _NOTHING_PLACED
+        fetched = counts["fetched"]
+        now = self._placed = counts["cpu_misses"] + fetched, fetched, counts["h2d_bytes"]
+        self._placed_by = executor
+        return now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
     def compute_begins(self) -> None:
         """Start the time that `compute_s` measures."""
@@ -112,7 +106,8 @@ class StepClock:
     def idle(self) -> None:
         """End a step without work; the recording time of the previous step is dropped."""
         self._telemetry_s = 0.0
-        self._last_usage, self._num_uncounted = None, 0
+        if self._counters is not None:
+            self._counters.pause()
 
     def scheduled(self) -> None:
         if self._enabled:

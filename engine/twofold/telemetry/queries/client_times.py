@@ -130,6 +130,7 @@ ORDERS: Final[dict[str, Callable[[], ColumnElement[Any]]]] = {
     "newest": lambda: schema.request.c.number,
     "ttft": ttft_s,
     "itl": itl_s,
+    "gap": lambda: schema.request.c.longest_gap_s,
     "e2e": e2e_s,
     "prompt": lambda: schema.request.c.prompt_tokens,
     "answer": lambda: schema.request.c.completion_tokens,

@@ -1,4 +1,4 @@
-"""What tells causes, choices and machines apart: columns of run, step, machine_sample and load_sample."""
+"""What tells causes, choices and machines apart: columns of run, step, request, machine_sample, load_sample."""
 
 from typing import Any
 
@@ -13,6 +13,42 @@ _NULLABLE: dict[str, list[tuple[str, Any, str]]] = {
     "step": [
         ("kv_use", sa.Float(), "share of the KV pages in use after it; NULL before version 9"),
         ("num_preemptions", _INTEGER, "sequences preempted since the step before; NULL before version 9"),
+        ("engine_cpu_us", sa.Float(), "CPU time of the engine's thread"),
+        ("collection_us", sa.Float(), "garbage collections of Python, which stop its threads"),
+        ("num_full_collections", _INTEGER, "collections of the oldest generation"),
+        (
+            "num_counted_steps",
+            _INTEGER,
+            "steps, this one last, that counts since the last one cover; NULL: counted with a later step",
+        ),
+        ("minor_faults", _INTEGER, "pages of the process mapped without reading, since the last count"),
+        ("voluntary_switches", _INTEGER, "times that the engine's thread waited, since then"),
+        (
+            "core_wait_us",
+            sa.Float(),
+            "time that the engine's thread was ready and had no core, since then; NULL: unknown",
+        ),
+        (
+            "others_core_wait_us",
+            sa.Float(),
+            "the same of the other thread of the process that waited longest",
+        ),
+        ("others_cpu_us", sa.Float(), "CPU time of Python's other threads, since then"),
+        (
+            "num_pinned_threads",
+            _INTEGER,
+            "computing threads with fewer cores than at the engine's start; NULL: not read, the step was not long",
+        ),
+        ("num_misses", _INTEGER, "routed experts that were not resident; NULL: no slots"),
+        ("num_fetched", _INTEGER, "of them: uploaded on demand"),
+        ("upload_bytes", _INTEGER, "uploaded experts, for all reasons"),
+    ],
+    "request": [
+        (
+            "longest_gap_s",
+            sa.Float(),
+            "wall: longest time from one token of the answer to the next; NULL: fewer than two, or version 8",
+        ),
     ],
     "machine_sample": [
         ("gpu_percent", sa.Float(), "mean over the GPUs: share of the time in which kernels ran"),
