@@ -9,7 +9,7 @@ from typing import Final
 
 import streamlit
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.routing import Route
 from streamlit.starlette import App
 
@@ -42,9 +42,18 @@ async def _index(_request: Request) -> HTMLResponse:
     return HTMLResponse(_INDEX, headers={"Cache-Control": "no-cache"})
 
 
+async def _to_index(request: Request) -> RedirectResponse:
+    """The first page has no path of its own; without this, Streamlit says that /overview does not exist."""
+    return RedirectResponse(f"/?{request.url.query}" if request.url.query else "/")
+
+
 app = App(
     _FOLDER / "pages" / "main.py",
-    routes=[Route("/", _index), *(Route(f"/{page.name}", _index) for page in PAGES)],
+    routes=[
+        Route("/", _index),
+        Route(f"/{PAGES[0].name}", _to_index),
+        *(Route(f"/{page.name}", _index) for page in PAGES[1:]),
+    ],
 )
 # Streamlit collects garbage after each refresh. Modules and their data never become garbage: not to look at them again
 # halves what a viewer costs.

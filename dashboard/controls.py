@@ -24,7 +24,7 @@ def sidebar() -> None:
         if not links.adopt("run", "run", names):
             st.warning(f"Run {links.requested('run')} is not in this database; the newest is shown.")
         st.selectbox("Run", list(names), format_func=names.__getitem__, key="run")
-        links.adopt("window", "window", WINDOWS)
+        links.adopt("window", "window", WINDOWS, instead=f"{WINDOWS[DEFAULT_WINDOW][0].lower()} are shown")
         st.session_state.setdefault("window", DEFAULT_WINDOW)
         st.selectbox(
             "Window",

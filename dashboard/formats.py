@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 NOTHING = "–"
 
@@ -56,6 +57,24 @@ def duration(value_s: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+_UNITS: Final = {
+    "us": "µs",
+    "gbps": "GB/s",
+    "gflops": "GFLOP/s",
+    "gb": "GB",
+    "mhz": "MHz",
+    "ms": "ms",
+    "s": "s",
+}
+
+
+def named_figure(name: str, value: float) -> tuple[str, str]:
+    """A figure whose name ends in its unit: its name in words, and its value with the unit."""
+    words = name.split("_")
+    unit = _UNITS.get(words[-1])
+    return " ".join(words if unit is None else words[:-1]), f"{value:,g}" + (f" {unit}" if unit else "")
 
 
 def moment(at_s: float | None, *, with_date: bool = False) -> str:

@@ -15,22 +15,39 @@ def requested(name: str) -> str | None:
     return st.query_params.get(name)
 
 
-def adopt(name: str, key: str, allowed: Collection[_Value]) -> bool:
+def adopt(name: str, key: str, allowed: Collection[_Value], *, instead: str = "") -> bool:
     """Let the widget `key`, which has no value yet, begin with the value of `allowed` that the address names.
 
-    Returns False if the address names something else, which the page should then report.
+    Returns False if the address names something else, which the page should then report. With `instead`, which says
+    what is shown, `publish` reports it.
     """
-    wanted = requested(name)
-    if wanted is None or key in st.session_state:
+    wanted, state = requested(name), st.session_state
+    if wanted is None or key in state:
         return True
     found = [value for value in allowed if str(value) == wanted]
     if found:
-        st.session_state[key] = found[0]
+        state[key] = found[0]
+    elif instead:
+        state[_refused(name)] = (f"The address names {name} `{wanted}`, which is not here: {instead}.", None)
     return bool(found)
 
 
+def _refused(name: str) -> str:
+    """Session key: the line about the address's unknown value, and the value shown instead, None before it is known."""
+    return f"refused-{name}"
+
+
 def publish(name: str, value: object, default: object = None) -> None:
-    """Put `value` into the address; the default stays out of it."""
+    """Put `value` into the address; the default stays out of it.
+
+    An unknown value that `adopt` found in the address is reported here, in one line, until the viewer chooses another.
+    """
+    text, shown = st.session_state.get(_refused(name), ("", None))
+    if text and shown in (None, value):
+        st.session_state[_refused(name)] = (text, value)
+        st.caption(f":orange[{text}]")
+    elif text:
+        del st.session_state[_refused(name)]
     if value == default or value is None:
         st.query_params.pop(name, None)
     elif requested(name) != str(value):

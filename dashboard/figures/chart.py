@@ -90,6 +90,10 @@ class Chart:
         for trace in self._data:
             _merge(trace, values)
 
+    def is_empty(self) -> bool:
+        """Whether it has no trace."""
+        return not self._data
+
     def has_range(self) -> bool:
         """Whether the range of the vertical axis was set."""
         return self._layout.get("yaxis", {}).get("range") is not None

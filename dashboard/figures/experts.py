@@ -33,13 +33,20 @@ def depth_of(uses: I64) -> U8:
     return np.where(uses > 0, scaled, 0).astype(np.uint8)
 
 
+def depth_of_share(share: npt.NDArray[np.float64]) -> U8:
+    """Shares of 0 to 1 on a scale of 1 to 250, 0 where NaN."""
+    return np.where(np.isnan(share), 0, 1 + np.nan_to_num(share) * (_DEPTHS - 1)).astype(np.uint8)
+
+
 def experts_map(depth: U8, *, scale: str, ranked: bool, num_devices: int = 1) -> Chart:
-    """Layer × expert as one square each; `scale` is "uses" or "resident" (0, or 1 + the device's number)."""
+    """Layer × expert as one square each; `scale` is "uses", "hits" (of `depth_of_share`) or "resident" (0, or 1 + the
+    device's number)."""
     layers, experts = depth.shape
     colors: list[list[object]] = [[0, UNUSED]]
     colors += [[(n + 1) / num_devices, color] for n, color in enumerate(DEVICES[:num_devices])]
-    if scale == "uses":
-        colors = [[0, UNUSED], [0.004, depths(AMOUNT)[0][1]], [1, depths(AMOUNT)[1][1]]]
+    if scale != "resident":
+        (_, least), (_, most) = depths(HIT if scale == "hits" else AMOUNT)
+        colors = [[0, UNUSED], [0.004, least], [1, most]]
     gap = 1 if experts <= 128 and layers <= 64 else 0
     figure = Chart()
     figure.add_heatmap(

@@ -3,14 +3,66 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Final
 
 import streamlit as st
 from twofold.telemetry import queries
 
 from dashboard import formats, frame, parts
 from dashboard.figures import machine as figures
+from dashboard.figures.chart import Chart
 from dashboard.parts import Shown
 from dashboard.view import View
+
+_Figure = tuple[str, str, Callable[[queries.MachineSamples], Chart], str, str]
+_STATE: Final[list[_Figure]] = [
+    (
+        "clock",
+        "Clock, MHz",
+        figures.clock,
+        "Mean and lowest clock rate of the processor's cores, and the lowest of the GPUs",
+        "Falls under load: the processor throttles. Check cooling and power limits before tuning.",
+    ),
+    (
+        "temperature",
+        "Temperature, °C",
+        figures.warmth,
+        "Highest temperature of the machine, and of the GPUs",
+        "Rises until the clock falls: cooling limits the speed.",
+    ),
+    (
+        "load",
+        "Load, threads that run or want to",
+        figures.load,
+        "Load average of the last minute",
+        "Load above the number of threads: another process takes cores; layers then wait for it.",
+    ),
+    (
+        "memory",
+        "Memory, GB",
+        figures.memory,
+        "Memory that programs can still take, and the GPUs' memory in use",
+        "Free memory near 0: weights are read from disk again; use a smaller format or model.",
+    ),
+]
+"""Charts of the machine's state: key, title, figure, description and advice."""
+_GPU: Final[list[_Figure]] = [
+    (
+        "gpu-load",
+        "GPU in use, %",
+        figures.gpu_load,
+        "Share of the time in which kernels ran on the GPUs",
+        "Low while requests run: the GPU waits for the CPU's experts or for the link.",
+    ),
+    (
+        "gpu-power",
+        "Power of the GPUs, W",
+        figures.gpu_power,
+        "Power that the GPUs take",
+        "At the card's limit: its clock falls; raise the limit, or accept that speed.",
+    ),
+]
 
 
 def body(view: View) -> None:
@@ -56,7 +108,7 @@ def _ceilings(view: View, facts: queries.MachineFacts) -> None:
         return
     with parts.card(st, "machine-4"):
         rows = [
-            [name.replace("_", " "), f"{figure['value']:,g}", str(figure["source"])]
+            [*formats.named_figure(name, float(figure["value"])), str(figure["source"])]
             for name, figure in facts.profile.items()
         ]
         parts.table(
@@ -75,7 +127,10 @@ def _devices(facts: queries.MachineFacts) -> None:
     with parts.card(st, "machine-6"):
         figures = list(next(iter(facts.devices.values())))
         rows = [
-            [name.replace("_", " "), *(f"{device[name]:,g}" for device in facts.devices.values())]
+            [
+                formats.named_figure(name, 0)[0],
+                *(formats.named_figure(name, device[name])[1] for device in facts.devices.values()),
+            ]
             for name in figures
         ]
         parts.table(["figure", *facts.devices], rows, name="Figures of each device")
@@ -84,25 +139,19 @@ def _devices(facts: queries.MachineFacts) -> None:
 def _clocks(view: View) -> None:
     samples = view.query(queries.machine_samples, view.span)
     if not len(samples.at_s):
-        st.caption(
-            "No clock rate or temperature in this window: this system tells none, or the run is older."
-        )
+        st.caption("No state of the machine in this window: choose a longer one, or the run is older.")
         return
-    left, right = st.columns(2)
-    with parts.card(left, "machine-clock", "Processor clock, MHz"):
-        parts.chart(
-            figures.clock(samples),
-            key="clock",
-            alt="Mean and lowest clock rate of the processor's cores",
-            advice="Falls under load: the processor throttles. Check cooling and power limits before tuning.",
-        )
-    with parts.card(right, "machine-temperature", "Temperature, °C, and load"):
-        parts.chart(
-            figures.warmth(samples),
-            key="temperature",
-            alt="Highest temperature and the one-minute load average",
-            advice="Load above the number of threads: another process takes cores; layers then wait for it.",
-        )
+    shown = [*_STATE, *(_GPU if samples.has_gpu else [])]
+    for first in range(0, len(shown), 2):
+        for place, (key, title, figure, alt, advice) in zip(
+            st.columns(2), shown[first : first + 2], strict=True
+        ):
+            with parts.card(place, f"machine-{key}", title):
+                chart = figure(samples)
+                if chart.is_empty():
+                    parts.note("This system does not tell it.")
+                else:
+                    parts.chart(chart, key=key, alt=alt, advice=advice)
 
 
 frame.live_page(

@@ -150,32 +150,38 @@ def _by_device(view: View, there: np.ndarray) -> str:
 
 
 def _scrubber(steps: queries.StepRows) -> int:
-    """The step to show; the last one until the viewer moves the slider."""
-    shown = steps.step[
-        np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 500)).astype(np.int64))
-    ].tolist()
+    """The step to show, chosen by time; the last one until the viewer moves the slider."""
+    moments_s = np.linspace(steps.started_s[0], steps.started_s[-1], min(len(steps), 500))
+    found = np.unique(np.searchsorted(steps.started_s, moments_s))
+    shown = steps.step[found].tolist()
+    at_s = dict(zip(shown, steps.started_s[found].tolist(), strict=True))
     if len(shown) < 2:
         return int(shown[0])
-    links.adopt("step", "placement-step", shown)
+    wanted = links.requested("step") or ""
+    between = wanted.isdigit() and shown[0] <= int(wanted) <= shown[-1]
+    allowed = sorted({*shown, int(wanted)}) if between else shown  # else the nearest is shown
+    links.adopt("step", "placement-step", allowed, instead="the latest step is shown")
     state = st.session_state
     chosen = state.get("placement-step", shown[-1])
     if chosen == state.get("placement-last"):
         chosen = shown[-1]  # not moved by the viewer: follows a live run
-    if chosen not in shown:
+    if chosen not in at_s:
         chosen = min(shown, key=lambda step: abs(step - chosen))
     state["placement-step"], state["placement-last"] = chosen, shown[-1]
     step = st.select_slider(
-        "At step",
+        "At time",
         shown,
         key="placement-step",
-        format_func=lambda each: f"{each:,}",
+        format_func=lambda each: f"{formats.moment(at_s[each])}, step {each:,}",
     )
     links.publish("step", step, shown[-1])
     return int(step)
 
 
 def _map(view: View, grid: queries.PlacementGrid) -> None:
-    modes = list(MODES) if view.run.has_slots and grid.total.shape[1] <= LARGE else ["How often used"]
+    modes = list(MODES) if view.run.has_slots else ["How often used"]
+    if grid.total.shape[1] > LARGE:
+        modes = [mode for mode in modes if MODES[mode] != "place"]
     with parts.card(st, "placement-2", "All experts"):
         mode = (
             st.radio("Colour of a square", modes, horizontal=True, key="colour")
@@ -185,16 +191,19 @@ def _map(view: View, grid: queries.PlacementGrid) -> None:
         if MODES[mode] == "place":
             parts.placement_key()
         elif MODES[mode] == "hit share":
-            st.caption("Darker green: larger share of hits. Empty: unused.")
+            st.caption("Stronger green: larger share of hits. Grey: unused.")
         else:
             st.caption(
-                f"Darker colour: more uses, on a logarithmic scale; darkest = {int(grid.total.max()):,} uses."
+                f"Stronger colour: more uses, on a logarithmic scale; strongest = {int(grid.total.max()):,} uses."
             )
         if MODES[mode] == "uses":
             ranked = st.toggle("Most used experts first", value=False, key="ranked-uses")
             depth = experts.depth_of(grid.total)
             shown = experts.by_rank(depth, grid.total) if ranked else depth
             figure = experts.experts_map(np.asarray(shown, np.uint8), scale="uses", ranked=ranked)
+        elif grid.total.shape[1] > LARGE:
+            share = experts.depth_of_share(grid.hit_share)
+            figure = experts.experts_map(share, scale="hits", ranked=False)
         else:
             figure = base.placement_grid(grid, colour_by=MODES[mode])
         parts.chart(
@@ -203,11 +212,11 @@ def _map(view: View, grid: queries.PlacementGrid) -> None:
             alt=f"Heatmap of MoE layers and experts, by {mode.lower()}",
             advice="A row that differs from its neighbours is a layer with too few slots, or with uneven routing."
             if view.run.has_slots
-            else "A few dark columns in each row: a GPU with few slots would already catch most uses.",
+            else "A few strong columns in each row: a GPU with few slots would already catch most uses.",
         )
         layer = 0
         if len(grid.total) > 1:
-            links.adopt("layer", "one-layer", range(len(grid.total)))
+            links.adopt("layer", "one-layer", range(len(grid.total)), instead="layer 0 is shown")
             layer = st.slider("One layer, expert by expert", 0, len(grid.total) - 1, key="one-layer")
             links.publish("layer", layer, 0)
         parts.chart(

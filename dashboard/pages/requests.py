@@ -256,7 +256,7 @@ def _choose_token(
     # Not the first one: its step includes the prefill.
     slowest = positions[1 + int(np.argmax(np.nan_to_num(step_us[1:])))]
     key = f"token-{view.run.run_id}-{request.number}"
-    links.adopt("token", key, positions)
+    links.adopt("token", key, positions, instead="the slowest token is shown")
     st.session_state.setdefault(key, slowest)
     position = st.select_slider("Token to explain (the slowest one first)", positions, key=key)
     links.publish("token", position, slowest)

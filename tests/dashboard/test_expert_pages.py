@@ -16,8 +16,10 @@ from twofold.telemetry import queries
 from twofold.telemetry.sink import TelemetrySink
 from twofold.telemetry.writer import open_sink
 
+from dashboard import formats
 from dashboard.explanation import cause
 from tests.dashboard.app_pages import metrics, show, texts
+from tests.dashboard.plotly_values import values_of
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, synthetic_history
 
 NEW = ("placement", "pcie", "cache", "scheduler", "lab")
@@ -261,7 +263,9 @@ def test_residency_follows_the_scrubber(
     last = one(path, kinds)[0]
     assert f"{last:,} of 48 slots filled" in texts(app)
     steps = app.select_slider(key="placement-step").options
-    early = int(steps[2].split(" ")[0])
+    early = int(steps[2].rpartition(" ")[2])
+    (began_s,) = one(path, f"SELECT started_s FROM step WHERE step = {early}")
+    assert steps[2] == f"{formats.moment(began_s)}, step {early:,}", "the slider goes by time"
     app = app.select_slider(key="placement-step").set_value(early).run()
     assert not app.exception
     filled = one(path, f"{kinds} WHERE step <= {early}")[0]
@@ -270,6 +274,11 @@ def test_residency_follows_the_scrubber(
     linked = show(monkeypatch, path, "placement", step=str(early), layer="3")
     assert f"After step {early:,} at" in texts(linked)
     assert linked.slider(key="one-layer").value == 3
+    unknown = show(monkeypatch, path, "placement", step="99999", layer="77")
+    assert "step `99999`, which is not here: the latest step is shown" in texts(unknown)
+    assert "layer `77`, which is not here: layer 0 is shown" in texts(unknown)
+    moved = unknown.slider(key="one-layer").set_value(2).run()
+    assert "layer `77`" not in texts(moved), "told until the viewer chooses"
 
 
 def test_placement_counts_experts_that_were_used(
@@ -277,11 +286,30 @@ def test_placement_counts_experts_that_were_used(
 ) -> None:
     path, _ = emulated
     app = show(monkeypatch, path, "placement")
+    assert app.radio(key="colour").value == "Share of hits"
     for mode in ("Where it ran most", "How often used"):
         app = app.radio(key="colour").set_value(mode).run()
         assert not app.exception
     hits, routed = one(path, "SELECT sum(num_hits), sum(num_routed) FROM token_layer")
     assert metrics(app)["On GPU, hit"] == f"{hits / routed:.1%}"
+
+
+def test_many_experts_are_coloured_by_their_share_of_hits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.db"
+    write(path, "cuda:0", num_layers=2, num_experts=160, num_slots=80)
+    app = show(monkeypatch, path, "placement")
+    assert app.radio(key="colour").options == ["Share of hits", "How often used"]
+    (chart,) = [each for each in app.get("plotly_chart") if each.proto.id.endswith("-grid")]
+    depth = values_of(json.loads(chart.proto.spec)["data"][0]["z"]).reshape(2, 160)
+    with sqlite3.connect(path) as connection:
+        found = connection.execute(
+            "SELECT layer, expert, avg(placement = 'hit') FROM token_expert GROUP BY layer, expert"
+        ).fetchall()
+    for layer, expert, share in found:
+        assert depth[layer, expert] == int(1 + 249 * share)
+    assert (depth > 0).sum() == len(found)
 
 
 def test_the_hottest_experts_are_sqls(

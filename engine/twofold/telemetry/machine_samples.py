@@ -1,4 +1,7 @@
-"""Reads the machine's clock rate, temperature, load and free memory from Linux's files. Missing ones are None."""
+"""Reads the machine's clock rate, temperature, load and free memory from Linux's files, and its GPUs from NVML.
+
+Missing figures are None.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from twofold.api.machine_sample import MachineSample
+from twofold.telemetry import gpu_samples
 
 _MAX_SENSORS: Final = 64
 
@@ -26,6 +30,7 @@ def read(now_s: float, root: Path = Path("/")) -> MachineSample:
         lowest_clock_mhz=min(clocks, default=None),
         temperature_c=max((each for each in temperatures if 0 < each < 150), default=None),
         available_bytes=int(available[1]) * 1024 if available else None,
+        **vars(gpu_samples.read()),
     )
 
 

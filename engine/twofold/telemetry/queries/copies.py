@@ -159,8 +159,8 @@ def link_series(copies: CopyRows, steps: StepRows, *, max_buckets: int = 120) ->
     in_buckets = [np.bincount(bucket_of_step, values, num) for values in (*num_bytes, busy_us)]
     return LinkSeries(
         at_s=steps.started_s[first] if num else np.zeros(0),
-        bytes_per_clock_s=np.array(in_buckets[:-1]) * per_us * 1e6,
-        busy_share=np.minimum(in_buckets[-1] * per_us, 1.0),
+        bytes_per_clock_s=np.asarray(np.array(in_buckets[:-1]) * per_us * 1e6, np.float64),
+        busy_share=np.minimum(np.asarray(in_buckets[-1] * per_us, np.float64), 1.0),
     )
 
 
@@ -170,7 +170,7 @@ def _by_decision(copies: CopyRows, steps: StepRows, amounts: F64 | None) -> F64:
     known = at < len(steps)
     known[known] = steps.step[at[known]] == copies.step[known]
     amounts = copies.size_bytes.astype(np.float64) if amounts is None else amounts
-    return np.bincount(at[known], amounts[known], len(steps))
+    return np.asarray(np.bincount(at[known], amounts[known], len(steps)), np.float64)
 
 
 def _by_time(copies: CopyRows, steps: StepRows, amounts: F64 | None) -> F64:

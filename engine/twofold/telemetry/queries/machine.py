@@ -51,6 +51,18 @@ class MachineSamples:
     clock_mhz: F64
     lowest_clock_mhz: F64
     temperature_c: F64
+    available_bytes: F64
+    gpu_percent: F64
+    gpu_clock_mhz: F64
+    gpu_power_w: F64
+    gpu_temperature_c: F64
+    vram_used_bytes: F64
+    vram_bytes: F64
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether a GPU told anything."""
+        return not np.isnan([self.gpu_percent, self.gpu_power_w, self.vram_used_bytes]).all()
 
 
 def machine_samples(db: Database, run: Run, span: Window, *, max_samples: int = 1000) -> MachineSamples:

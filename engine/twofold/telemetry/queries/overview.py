@@ -164,12 +164,20 @@ class Overview:
         gone = np.zeros(len(self.at_s), bool)
         for each in lost:
             gone |= idle & (self.at_s + self.bucket_s > each.begin_s) & (self.at_s < each.end_s)
-        names = (
-            "decode_tokens_per_s", "prefill_tokens_per_s", "upload_bytes_per_s", "num_running", "num_waiting",
-            "num_preemptions",
-        )  # fmt: skip
-        values = {name: np.where(gone, np.nan, getattr(self, name)) for name in names}
-        return replace(self, lost=tuple(lost), **values)
+
+        def shown(values: F64) -> F64:
+            return np.where(gone, np.nan, values)
+
+        return replace(
+            self,
+            lost=tuple(lost),
+            decode_tokens_per_s=shown(self.decode_tokens_per_s),
+            prefill_tokens_per_s=shown(self.prefill_tokens_per_s),
+            upload_bytes_per_s=shown(self.upload_bytes_per_s),
+            num_running=shown(self.num_running),
+            num_waiting=shown(self.num_waiting),
+            num_preemptions=shown(self.num_preemptions),
+        )
 
     @property
     def mean_upload_bytes_per_clock_s(self) -> float | None:
