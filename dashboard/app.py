@@ -30,10 +30,18 @@ _PRELOAD: Final = "".join(
     f'<link rel="modulepreload" crossorigin href="/{chunk.relative_to(_STATIC)}">'
     for chunk in _STATIC.glob("static/js/PlotlyChart.*.js")
 )
+# Streamlit's menu puts each section's entries into a <div> of the list: screen readers then count no entry.
+_LISTS: Final = """<script>new MutationObserver((_, observer) => {
+  const menu = document.querySelector("[data-testid=stSidebarNavItems]");
+  if (!menu) return;
+  menu.role = "none";
+  for (const section of menu.children) if (section.tagName === "DIV") section.role = "list";
+  observer.disconnect();
+}).observe(document.documentElement, {childList: true, subtree: true})</script>"""
 _INDEX: Final = (
     (_STATIC / "index.html")
     .read_text(encoding="utf-8")
-    .replace("<head>", f"<head>{_OWN_ADDRESS}{_PRELOAD}", 1)
+    .replace("<head>", f"<head>{_OWN_ADDRESS}{_LISTS}{_PRELOAD}", 1)
     .replace("<title>Streamlit</title>", "<title>Twofold</title>", 1)
 )
 

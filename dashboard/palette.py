@@ -20,7 +20,7 @@ ADMISSION: Final = "#56b4e9"
 FAILED: Final = "#d55e00"
 QUANTITY: Final = "#7a8aa0"
 AMOUNT: Final = "#7c5cd6"
-"""Amounts such as misses and uses: the darker, the more."""
+"""Amounts such as misses and uses: the stronger the colour, the more."""
 UNUSED: Final = "rgba(128,128,128,0.18)"
 DEVICES: Final = (HIT, CPU, FETCHED, PREFETCH, ADMISSION, FAILED, AMOUNT, QUANTITY)
 """Devices of a machine, in order, where a chart shows nothing else."""

@@ -80,7 +80,8 @@ def table(
     """A table whose columns `texts` are left-aligned and wrap; on a narrow screen it scrolls sideways by itself."""
     classes = [' class="tf-text"' if column in texts else "" for column in range(len(head))]
     titles = "".join(
-        f'<th scope="col"{each}>{html.escape(title)}</th>' for title, each in zip(head, classes, strict=True)
+        f'<th scope="col"{each}>{html.escape(title)}</th>' if title else "<td></td>"
+        for title, each in zip(head, classes, strict=True)
     )
     cells = [
         "".join(f"<td{each}>{html.escape(cell)}</td>" for cell, each in zip(row, classes, strict=True))

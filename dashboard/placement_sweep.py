@@ -57,7 +57,7 @@ def figure(lines: Mapping[str, list[tuple[float, float]]]) -> Chart:
         )
     made.update_layout(hovermode="x unified")
     made.update_xaxes(title="experts in slots, %")
-    made.update_yaxes(title="decoded tokens/s", rangemode="tozero")
+    made.update_yaxes(title="decode tokens/s", rangemode="tozero")
     return base.layout(made, height=360, legend=True)
 
 

@@ -34,16 +34,16 @@ _MAX_PARTS: Final = 5
 
 
 def speed(at_s: F64, decode: F64, prefill: F64) -> Chart:
-    """Answer and prompt tokens per second over time."""
+    """Decode and prompt tokens per second over time."""
     figure = Chart()
-    for name, values, dash in (("answer", decode, "solid"), ("prompt", prefill, "dot")):
+    for name, values, dash in (("decode", decode, "solid"), ("prompt", prefill, "dot")):
         figure.add_scatter(
             **spaced(at_s),
             y=packed(values),
             name=f"{name} tokens/s",
             mode="lines",
             line={"color": QUANTITY, "width": 2, "shape": "hv", "dash": dash},
-            fill="tozeroy" if name == "answer" else None,
+            fill="tozeroy" if name == "decode" else None,
             fillcolor=faint(QUANTITY, 0.16),
             hovertemplate="%{y:,.1f}",
         )

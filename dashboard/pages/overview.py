@@ -40,7 +40,7 @@ def body(view: View) -> None:
             times.speed(overview.at_s, overview.decode_tokens_per_s, overview.prefill_tokens_per_s),
             key="speed",
             lost=overview.lost,
-            alt="Answer and prompt tokens per second of wall time",
+            alt="Decode and prompt tokens per second of wall time",
             advice="Falls while requests run: find the slow tokens on Requests. 0: the engine was idle.",
             note=_speed_note(view, overview),
         )
@@ -116,7 +116,8 @@ def _client_times(
         Shown(
             "Decode tokens/s",
             formats.rate(steps.decode_tokens_per_wall_s),
-            "Answer tokens per second of wall time in decode-only steps, all requests together.",
+            "Decode tokens per second of wall time in decode-only steps, all requests together. Rejected drafts do not "
+            "count.",
             emulated,
         ),
         _percentiles(
@@ -165,10 +166,10 @@ def _read_rate(view: View, overview: queries.Overview) -> Shown:
     rate = read_gbps(view.run, overview)
     ceiling = queries.machine_facts(view.run).read_gb_per_s
     return Shown(
-        "Expert weights read",
+        "Expert weights used",
         formats.link_rate(None if rate is None else rate * 1e9),
         "Bytes of routed experts per second of the CPU's expert time. An expert that several tokens of a step share "
-        "counts for each, so batches can exceed the ceiling.",
+        "is read once and counts for each, so batches can exceed the ceiling. Placement shows *expert weights read*.",
         f"{rate / ceiling:.0%} of {ceiling:.1f} GB/s" if rate and ceiling else None,
     )
 
@@ -281,7 +282,7 @@ def _change(event: queries.ControlRecord) -> str:
 def _speed_note(view: View, overview: queries.Overview) -> str:
     wall_s = view.span.end_s - view.span.begin_s
     return (
-        f"{overview.steps.num_decode_tokens:,} answer tokens and {overview.steps.num_prefill_tokens:,} prompt tokens "
+        f"{overview.steps.num_decode_tokens:,} decode tokens and {overview.steps.num_prefill_tokens:,} prompt tokens "
         f"in {formats.duration(wall_s)}."
     )
 

@@ -91,8 +91,8 @@ def _load(view: View) -> None:
             experts.experts_map(experts.depth_of(load), scale="uses", ranked=False),
             key="load",
             alt="Tokens routed to each expert of each layer",
-            advice="A few dark squares: these experts learn the data; the others hardly change.",
-            note=f"Tokens of the latest 200 steps; darkest = {int(load.max(initial=0)):,}. The busiest expert has "
+            advice="A few strong squares: these experts learn the data; the others hardly change.",
+            note=f"Tokens of the latest 200 steps; strongest = {int(load.max(initial=0)):,}. The busiest expert has "
             f"{busiest:.1f} times its even share.",
         )
 

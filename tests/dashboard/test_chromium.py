@@ -26,6 +26,7 @@ from scripts.headless_chromium import (
 from tests.dashboard.app_pages import write_database
 from tests.dashboard.served_dashboard import served
 from tests.dashboard.synthetic_run import ManualClock, SyntheticRun, run_info, training_history
+from tests.e2e.axe import serious_findings
 from tests.e2e.waiting import wait_until
 
 PROGRAM = chromium()
@@ -75,6 +76,7 @@ def test_a_page_of_an_ended_run_is_whole(
         photograph(tools, address, width)
         assert faults(tools, address, width) == []
         assert tools.evaluate(UNNAMED) == 0, "charts without a description"
+        assert serious_findings(tools) == []
     background = tools.evaluate(
         "getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor"
     )
@@ -102,6 +104,15 @@ def test_the_figures_in_the_browser_are_those_of_sql(tools: DevTools, ended: tup
     assert shown["TTFT, p50"] == formats.seconds(float(np.percentile(np.array(rows), 50)))
     assert shown["Hit rate"] == f"{hits / routed:.1%}"
     assert shown["Answered / requests"] == f"{len(rows)} / {len(rows)}"
+
+
+def test_the_first_pages_own_name_leads_to_it(tools: DevTools, ended: tuple[str, Path]) -> None:
+    url, _ = ended
+    open_page(tools, f"{url}/overview?run=2")
+    wait_until_ready(tools, url, "Overview")
+    assert "does not exist" not in tools.evaluate("document.body.innerText")
+    assert tools.evaluate("location.pathname + location.search") == "/?run=2"
+    assert tools.evaluate("document.querySelectorAll('[data-testid=stMetric]').length") > 4
 
 
 def test_pages_of_a_live_run_refresh_without_errors(tools: DevTools, tmp_path: Path) -> None:

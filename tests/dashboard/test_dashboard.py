@@ -87,7 +87,7 @@ def test_overview_shows_the_queries_results(
     assert shown["TTFT, p50"] == formats.seconds(float(np.percentile(at_client[:, 0], 50)))
     assert shown["ITL, p50"] == formats.seconds(float(np.percentile(at_client[:, 1], 50)))
     assert shown["Answered / requests"] == f"{made.next_number} / {made.next_number}"
-    assert f"{made.decode_tokens:,} answer tokens and {made.prefill_tokens:,} prompt tokens" in texts(app)
+    assert f"{made.decode_tokens:,} decode tokens and {made.prefill_tokens:,} prompt tokens" in texts(app)
     assert f"{made.num_uploads:,} uploads" in texts(app)
 
 
@@ -198,6 +198,19 @@ def test_a_run_without_a_single_request_is_no_error(
     sink.close()
     app = show(monkeypatch, tmp_path / "t.db", page)
     assert "every expert runs on the CPU" in texts(app)
+
+
+def test_an_unknown_window_or_token_in_the_address_is_reported(
+    monkeypatch: pytest.MonkeyPatch, emulated: tuple[Path, SyntheticRun]
+) -> None:
+    path, _ = emulated
+    app = show(monkeypatch, path, window="9h")
+    assert "The address names window `9h`, which is not here: last 5 minutes are shown." in texts(app)
+    assert "window `9h`" in texts(app.run()), "a refresh keeps the line"
+    assert "window `9h`" not in texts(app.selectbox(key="window").set_value("1h").run())
+    app = show(monkeypatch, path, "requests", request="0", token="98765", window="1h")
+    assert "token `98765`, which is not here: the slowest token is shown" in texts(app)
+    assert "names window" not in texts(app)
 
 
 def test_lost_events_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from twofold.api.request_record import RequestRecord
 from twofold.api.types import StepRecord
 from twofold.telemetry import queries
 from twofold.telemetry.sink import TelemetrySink
+from twofold.telemetry.summary import summarise
 from twofold.telemetry.writer import open_sink
 
+from dashboard import formats
 from tests.dashboard.app_pages import metrics, show, texts
 from tests.dashboard.synthetic_run import ManualClock, run_info, synthetic_history
 
@@ -71,6 +74,22 @@ def test_acceptance_by_position(drafted: tuple[Path, Drafting]) -> None:
         (int(depth), int(got) - 1) for depth, got in zip(steps.depth, steps.yielded, strict=True)
     ] == sink.played
     assert steps.predicted_us == pytest.approx(steps.step_us / 2 * (steps.depth > 0))
+
+
+def test_rejected_drafts_are_not_decoded_tokens(
+    monkeypatch: pytest.MonkeyPatch, drafted: tuple[Path, Drafting]
+) -> None:
+    path, sink = drafted
+    with sqlite3.connect(path) as connection:
+        ((wall_us, beside_prefill),) = connection.execute(
+            "SELECT sum(wall_us) FILTER (WHERE num_prefill_tokens = 0), "
+            "sum(num_decode_tokens) FILTER (WHERE num_prefill_tokens > 0) FROM step"
+        )
+    decoded = sum(1 + accepted for _, accepted in sink.played)
+    app = show(monkeypatch, path, window="all")
+    assert metrics(app)["Decode tokens/s"] == formats.rate(decoded / wall_us * 1e6)
+    assert f"{decoded + beside_prefill:,} decode tokens" in texts(app)
+    assert summarise(f"sqlite:///{path}")["decode_tokens"] == decoded + beside_prefill, "the writer's totals"
 
 
 def test_pages_show_drafts(monkeypatch: pytest.MonkeyPatch, drafted: tuple[Path, Drafting]) -> None:

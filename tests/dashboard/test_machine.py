@@ -50,7 +50,7 @@ def test_machine_shows_what_was_recorded(monkeypatch: pytest.MonkeyPatch, tmp_pa
     uses = made.num_hits + made.num_cpu + made.num_fetched
     assert made.num_cpu <= uses
     rate = made.num_cpu * made.info.expert_bytes / seconds
-    assert metrics(app)["Expert weights read"] == f"{rate / 1e9:.2f} GB/s"
+    assert metrics(app)["Expert weights used"] == f"{rate / 1e9:.2f} GB/s"
     assert f"{rate / 70e9:.0%} of 70.0 GB/s" in [metric.delta for metric in app.metric]
     assert "no link" in texts(app)
     assert "Hit rate" not in metrics(app)

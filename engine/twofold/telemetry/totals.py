@@ -78,7 +78,12 @@ def _count_by_device(totals: Counter[str], events: Mapping[str, Events]) -> None
 
 def _step_totals(steps: Sequence[StepRecord]) -> dict[str, Any]:
     """Amounts named by STEP_TOTALS."""
-    _, _, prefill, decode, _, _, clock_us, wall_us = zip(*(step[:8] for step in steps), strict=True)
+    _, _, prefill, computed, _, _, clock_us, wall_us = zip(*(step[:8] for step in steps), strict=True)
+    # Rejected drafted tokens are part of no answer.
+    decode = [
+        tokens - step.num_drafted_tokens + step.num_accepted_tokens
+        for tokens, step in zip(computed, steps, strict=True)
+    ]
     only = [tokens > 0 and not prefilled for prefilled, tokens in zip(prefill, decode, strict=True)]
     return {
         "num_steps": len(steps),

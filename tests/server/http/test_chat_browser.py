@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +15,7 @@ from twofold.api.errors import RequestError
 from twofold.server.app import create_app
 
 from scripts.headless_chromium import DevTools, browser, chromium, open_page
+from tests.e2e.axe import serious_findings
 from tests.e2e.waiting import wait_until
 
 PROGRAM = chromium()
@@ -34,7 +33,6 @@ ANSWER = [
     "```\n\n| a | b |\n|--|--:|\n| 1 | 2 |\n\n",
     "- one\n- two\n\n[far](http://far.example/) [bad](javascript:boom())",
 ]
-AXE = importlib.util.find_spec("axe_playwright_python")
 
 
 class Page:
@@ -116,21 +114,6 @@ def page(tools: DevTools, served: tuple[FakeEngine, str]) -> Iterator[Page]:
     engine.idle.wait(20)
 
 
-def serious_findings(page: Page) -> list[str]:
-    assert AXE is not None
-    assert AXE.submodule_search_locations is not None
-    folder = next(iter(AXE.submodule_search_locations))
-    page.js((Path(folder) / "axe.min.js").read_text(encoding="utf-8") + "; 1")
-    page.js("axe.run().then(found => { window.found = found.violations; })")
-    page.wait("window.found !== undefined")
-    found = page.js(
-        "found.filter(each => ['serious', 'critical'].includes(each.impact))"
-        ".map(each => each.id + ': ' + each.nodes.map(node => node.html).join(' '))"
-    )
-    page.js("delete window.found")
-    return list(found)
-
-
 @pytest.mark.parametrize("look", LOOKS)
 def test_the_page_is_whole(page: Page, look: str) -> None:
     page.engine.says = ANSWER
@@ -156,8 +139,7 @@ def test_the_page_is_whole(page: Page, look: str) -> None:
         "['temperature', 'top_p'].map(id => document.getElementById(id).getBoundingClientRect().top)"
     )
     assert tops[0] == tops[1], "fields of a row stand in a row"
-    if AXE is not None:
-        assert serious_findings(page) == []
+    assert serious_findings(page.tools) == []
     assert page.tools.seen.errors == []
     assert {each.split("/")[2] for each in page.tools.seen.requested if "://" in each} == {
         page.url.removeprefix("http://")

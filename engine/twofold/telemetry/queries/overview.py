@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,7 @@ class StepTotals:
     num_steps: int
     num_prefill_tokens: int
     num_decode_tokens: int
+    """Without rejected drafted tokens: those that became part of an answer."""
     decode_only_tokens: int
     decode_only_clock_us: float
     decode_only_wall_us: float
@@ -236,14 +238,18 @@ def _only_decode() -> ColumnElement[bool]:
     return and_(step.num_prefill_tokens == 0, step.num_decode_tokens > 0)
 
 
+_DECODED: Final = (
+    schema.step.c.num_decode_tokens - schema.step.c.num_drafted_tokens + schema.step.c.num_accepted_tokens
+)
+"""Decode tokens of a step without the drafted ones that were rejected."""
 STEP_SUMS = (
     func.count(),
-    func.sum(schema.step.c.num_decode_tokens),
+    func.sum(_DECODED),
     func.sum(schema.step.c.num_prefill_tokens),
     func.sum(schema.step.c.step_us),
     func.sum(schema.step.c.num_running),
     func.sum(schema.step.c.num_waiting),
-    func.sum(case((_only_decode(), schema.step.c.num_decode_tokens), else_=0)),
+    func.sum(case((_only_decode(), _DECODED), else_=0)),
     func.sum(case((_only_decode(), schema.step.c.step_us), else_=0.0)),
     func.sum(case((_only_decode(), schema.step.c.wall_us), else_=0.0)),
     func.coalesce(func.sum(schema.step.c.kv_use), 0.0),
