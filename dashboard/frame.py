@@ -15,12 +15,12 @@ import streamlit as st
 from twofold.api.errors import ConfigError
 from twofold.telemetry import queries
 
-from dashboard import pace, parts
+from dashboard import controls, pace, parts
 from dashboard.view import (
     NEWEST,
     View,
     chosen_run,
-    chosen_window_s,
+    chosen_window,
     database_url,
     view_of,
 )
@@ -79,7 +79,7 @@ def _view() -> View | None:
             f"twofold serve --telemetry-url {database_url()}",
         )
         return None
-    return view_of(db, chosen_run(runs), chosen_window_s())
+    return view_of(db, chosen_run(runs), chosen_window())
 
 
 def live_page(
@@ -110,6 +110,8 @@ def live_page(
 
     @st.fragment(run_every=every)
     def fragment() -> None:
+        if controls.was_brushed():
+            st.rerun()
         begun_cpu_s = time.thread_time()
         current = _view()
         if current is None:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import csv
+import functools
 import html
+import io
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from html.parser import HTMLParser
+from typing import Any, Final
 
 import streamlit as st
 from twofold.telemetry import queries
 
-from dashboard import formats, palette
+from dashboard import controls, formats, palette
 from dashboard.figures import base
 from dashboard.figures.chart import Chart
 from dashboard.view import View
+
+_BUTTONS: Final = {
+    "displayModeBar": "hover",
+    "displaylogo": False,
+    "modeBarButtons": [["toImage"]],
+    "toImageButtonOptions": {"filename": "twofold", "scale": 2},
+}
+"""Plotly's settings: at the pointer, a button that saves the chart as a picture."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,13 @@ def chart(
         lost: stretches of a time series to shade.
     """
     base.shade_lost(figure, lost)
-    st.plotly_chart(figure.built(), theme="streamlit", key=key, alt=alt, config={"displayModeBar": False})
+    figure.update_layout(modebar={"bgcolor": base.TRANSPARENT})
+    shown: dict[str, Any] = {"theme": "streamlit", "alt": alt, "config": _BUTTONS}
+    if figure.covers_window:
+        # A key of the window's own: the brush that chose it is not drawn in the new one.
+        key = f"{controls.window_name()}-{key}"
+        shown |= {"on_select": functools.partial(controls.brush, key), "selection_mode": "box"}
+    st.plotly_chart(figure.built(), key=key, **shown)
     before = f"{html.escape(note)}<br>" if note else ""
     st.html(f'<p class="tf-advice">{before}<b aria-hidden="true">→</b> {html.escape(advice)}</p>')
 
@@ -87,11 +105,52 @@ def table(
         "".join(f"<td{each}>{html.escape(cell)}</td>" for cell, each in zip(row, classes, strict=True))
         for row in rows
     ]
-    st.html(
-        f'<div class="tf-wide" tabindex="0" role="region" aria-label="{html.escape(name)}">'
+    wide(
         f'<table class="tf-layers tf-texts"><caption>{html.escape(name)}</caption><thead><tr>{titles}</tr></thead>'
-        f"<tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table></div>"
+        f"<tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table>",
+        name,
     )
+
+
+def wide(markup: str, name: str) -> None:
+    """An HTML table that scrolls sideways by itself on a narrow screen, and a button that saves it as CSV.
+
+    `name` is unique on the page, and for screen readers.
+    """
+    st.html(
+        f'<div class="tf-wide" tabindex="0" role="region" aria-label="{html.escape(name)}">{markup}</div>'
+    )
+    cells, text = _Cells(), io.StringIO()
+    cells.feed(markup)
+    csv.writer(text).writerows(cells.rows)
+    st.download_button(
+        "CSV",
+        text.getvalue(),
+        f"{name}.csv",
+        "text/csv",
+        key=f"csv-{name}",
+        icon=":material/download:",
+        type="tertiary",
+        on_click="ignore",
+    )
+
+
+class _Cells(HTMLParser):
+    """The texts of an HTML table's cells by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data
 
 
 def devices(view: View, key: str) -> None:

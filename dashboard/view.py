@@ -25,8 +25,12 @@ WINDOWS: Final[dict[str, tuple[str, int | None]]] = {
     "all": ("Whole run", None),
 }
 """The window's name in an address: its name on the page, and its seconds."""
+BETWEEN: Final = "between"
+"""The sidebar's choice of a window between two moments, which the session has under BETWEEN as a Window."""
 NEWEST: Final = "newest"
 DEFAULT_WINDOW: Final = "5m"
+SETTLED_S: Final = 60
+"""Rows are in the database this long after what they record."""
 _Result = TypeVar("_Result")
 
 
@@ -40,6 +44,8 @@ class View:
     live: bool
     state: tuple[object, ...]
     """Cache key: changes with the database, or every REFRESH_S while the run is live."""
+    is_fixed: bool = False
+    """Whether the window lies between two chosen moments instead of ending with the run."""
 
     def query(self, query: Callable[..., _Result], *arguments: object, **named: object) -> _Result:
         """`query(db, run, *arguments, **named)`, cached for all viewers."""
@@ -56,6 +62,11 @@ class View:
 
     def placements(self) -> tuple[queries.PlacementGrid, queries.Window]:
         """The placement grid, and the window it covers."""
+        if self.is_fixed:
+            # Rows of a past window no longer change, and a long one takes seconds to read.
+            past = self.span.end_s < time.time() - SETTLED_S
+            key = (self.db.path, self.run.run_id, "past" if past else self.state, "placements", self.span)
+            return _shared(key, lambda: queries.placements_between(self.db, self.run, self.span)), self.span
         return self._cached(("placements", self.span), lambda: self._history().placements(self.span))
 
     def hits(self) -> np.ndarray:
@@ -145,15 +156,23 @@ def chosen_run(runs: list[queries.Run]) -> queries.Run:
     return next((run for run in runs if str(run.run_id) == wanted), runs[0])
 
 
-def chosen_window_s() -> int | None:
-    """Seconds of the window that the sidebar names; None for the whole run."""
-    return WINDOWS[st.session_state.get("window", DEFAULT_WINDOW)][1]
+def chosen_window() -> queries.Window | int | None:
+    """The window between two moments or the seconds that the sidebar names; None for the whole run."""
+    name = st.session_state.get("window", DEFAULT_WINDOW)
+    if name == BETWEEN:
+        between: queries.Window | None = st.session_state.get(BETWEEN)
+        return between
+    return WINDOWS[name][1]
 
 
-def view_of(db: queries.Database, run: queries.Run, last_s: int | None) -> View:
-    """The last `last_s` seconds of a run (None: all of it) up to this moment."""
+def view_of(db: queries.Database, run: queries.Run, window: queries.Window | int | None) -> View:
+    """A run in a window, or in its last seconds (None: all of them) up to this moment."""
+    fixed = window if isinstance(window, queries.Window) else None
+    last_s = None if isinstance(window, queries.Window) else window
     if not run.is_live():
-        return View(db, run, queries.window(run, last_s), False, db.stamp())
+        span = fixed or queries.window(run, last_s)
+        return View(db, run, span, False, db.stamp(), fixed is not None)
     # All viewers within the same two seconds get the same moment, hence the same cached results.
     now_s = time.time() // REFRESH_S * REFRESH_S
-    return View(db, run, queries.window(run, last_s, now_s=now_s), True, (now_s,))
+    span = fixed or queries.window(run, last_s, now_s=now_s)
+    return View(db, run, span, True, (now_s,), fixed is not None)

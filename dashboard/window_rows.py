@@ -204,7 +204,7 @@ def window_rows(view: View) -> WindowRows:
     return _kept(
         view.db.path,
         view.run.run_id,
-        -1 if whole else length_s,
+        (view.span.begin_s, view.span.end_s) if view.is_fixed else -1 if whole else length_s,
         state,
         view.db,
         view.run,
@@ -217,7 +217,7 @@ def window_rows(view: View) -> WindowRows:
 def _kept(
     path: str,
     run_id: int,
-    length_s: int,
+    length_s: int | tuple[int, int],
     state: tuple[object, ...],
     _db: queries.Database,
     _run: queries.Run,

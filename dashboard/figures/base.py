@@ -42,7 +42,7 @@ SHORT_NAMES = {
 }
 STACK_ORDER = (queries.Placement.HIT, queries.Placement.FETCHED, queries.Placement.CPU)
 
-_TRANSPARENT = "rgba(0,0,0,0)"
+TRANSPARENT = "rgba(0,0,0,0)"
 
 
 def layout(figure: Chart, *, height: int, legend: bool = False) -> Chart:
@@ -50,8 +50,8 @@ def layout(figure: Chart, *, height: int, legend: bool = False) -> Chart:
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 12, "t": 30 if legend else 10, "b": 8},
-        paper_bgcolor=_TRANSPARENT,
-        plot_bgcolor=_TRANSPARENT,
+        paper_bgcolor=TRANSPARENT,
+        plot_bgcolor=TRANSPARENT,
         font={"size": 13},
         showlegend=legend,
         legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
@@ -89,7 +89,8 @@ def over_time(figure: Chart, at_s: F64, *, height: int = 230, legend: bool = Tru
     """
     spread_s = float(at_s[-1] - at_s[0]) if len(at_s) else 0.0
     figure = layout(figure, height=height, legend=legend)
-    figure.update_layout(hovermode="x unified")
+    figure.covers_window = True
+    figure.update_layout(hovermode="x unified", dragmode="select", selectdirection="h")
     figure.update_xaxes(type="date", tickformat="%H:%M:%S" if spread_s < 900 else "%H:%M", nticks=7)
     if not figure.has_range():
         figure.update_yaxes(rangemode="tozero")

@@ -21,6 +21,8 @@ class Chart:
     def __init__(self, *, widths: tuple[float, ...] = (), rows: int = 0, spacing: float = 0.0) -> None:
         self._data: list[dict[str, Any]] = []
         self._layout: dict[str, Any] = {}
+        self.covers_window = False
+        """Whether its horizontal axis is the page's window."""
         self._numbers = [str(plot + 1) if plot else "" for plot in range(max(1, len(widths), rows))]
         shares = widths or (1.0,) * rows
         room, begin = 1.0 - spacing * (len(shares) - 1), 0.0

@@ -117,7 +117,7 @@ def _policies(view: View, found: WindowRows) -> None:
             "steps, prompts included, on a virtual clock; the slots begin as the run's did. The oracle knows the "
             "future.",
         )
-        st.html(f'<div class="tf-wide">{cache.replay_table(replayed.results)}</div>')
+        parts.wide(cache.replay_table(replayed.results), "Policies, replayed")
 
 
 def _nearness(replayed: Replayed) -> str:
@@ -158,7 +158,7 @@ def _policies_of_tokens(view: View, found: WindowRows) -> None:
     )
     costs = [each.cost_per_token for each in results]
     lru = next(cost for each, cost in zip(results, costs, strict=True) if each.policy == "lru")
-    st.html(f'<div class="tf-wide">{cache.policy_table(results, costs, lru)}</div>')
+    parts.wide(cache.policy_table(results, costs, lru), "Policies, replayed")
     st.caption(f"Cost: misses + {results[0].price:.2f} × uploads, per token of all layers.")
 
 

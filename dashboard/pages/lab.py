@@ -112,7 +112,7 @@ def _replay(view: View, found: WindowRows) -> None:
     )
     costs = [each.cost_per_token for each in results]
     base = next((cost for each, cost in zip(results, costs, strict=True) if each.policy == "lru"), costs[0])
-    st.html(f'<div class="tf-wide">{cache.policy_table(results, costs, base)}</div>')
+    parts.wide(cache.policy_table(results, costs, base), "Policies, replayed")
 
 
 def _sizes_known(view: View) -> bool:

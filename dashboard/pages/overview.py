@@ -176,7 +176,7 @@ def _read_rate(view: View, overview: queries.Overview) -> Shown:
 
 def _requests(view: View, overview: queries.Overview) -> tuple[Shown, ...]:
     counts = view.query(queries.request_counts)
-    now = -1 if len(overview.num_running) and view.live else None
+    now = -1 if len(overview.num_running) and view.live and not view.is_fixed else None
     queued = f"{overview.num_running[now]:.0f} / {overview.num_waiting[now]:.0f}" if now else "0 / 0"
     failed = f"{counts.failed:,} failed" if counts.failed else None
     return (

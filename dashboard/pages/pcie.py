@@ -148,7 +148,7 @@ def _sizes(view: View, found: WindowRows, ceiling: queries.LinkCeiling | None) -
             advice="One bar: all experts have one format. Many small copies: the link pays its latency often.",
         )
     with parts.card(st, "pcie-6", f"Demand against prefetch and admission{view.emulated}"):
-        st.html(f'<div class="tf-wide">{_table(view, found, ceiling)}</div>')
+        parts.wide(_table(view, found, ceiling), "Copies by reason")
         st.html(
             '<p class="tf-advice"><b aria-hidden="true">→</b> Many uploads never used: try --prefetch off, or compare '
             "policies on Cache. Long waits of demand copies: too much in the background.</p>"

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import pytest
 from plotly.subplots import make_subplots
 
+from dashboard import parts
 from dashboard.figures.chart import Chart
 from tests.dashboard.app_pages import PAGES, show, write_database
 
@@ -82,3 +83,13 @@ def test_what_is_set_later_is_added_to_what_was_set() -> None:
     assert figure.layout.margin.to_plotly_json() == {"l": 3, "r": 2}
     assert figure.layout.xaxis.title.text == "ms"
     assert not chart.has_range()
+
+
+def test_a_table_is_saved_as_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: dict[str, str] = {}
+    monkeypatch.setattr(parts.st, "html", lambda markup: None)
+    monkeypatch.setattr(
+        parts.st, "download_button", lambda label, data, name, kind, **more: saved.update({name: data})
+    )
+    parts.table(["figure", ""], [["a, b", "<1 & 2>"], ["", "3"]], name="Figures")
+    assert saved == {"Figures.csv": 'figure,\r\n"a, b",<1 & 2>\r\n,3\r\n'}

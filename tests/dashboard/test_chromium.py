@@ -115,6 +115,35 @@ def test_the_first_pages_own_name_leads_to_it(tools: DevTools, ended: tuple[str,
     assert tools.evaluate("document.querySelectorAll('[data-testid=stMetric]').length") > 4
 
 
+def test_a_stretch_dragged_on_a_chart_becomes_the_window(tools: DevTools, ended: tuple[str, Path]) -> None:
+    url, _ = ended
+    open_page(tools, f"{url}/?run=2")
+    wait_until_ready(tools, url)
+    area = "document.querySelector('[data-testid=stPlotlyChart] .nsewdrag')"
+    tools.evaluate(f"{area}.scrollIntoView({{block: 'center'}})")
+    left, width, y = tools.evaluate(
+        f"(() => {{ const r = {area}.getBoundingClientRect(); return [r.left, r.width, r.top + r.height / 2] }})()"
+    )
+    for kind, share in (
+        ("mousePressed", 0.3),
+        ("mouseMoved", 0.5),
+        ("mouseMoved", 0.7),
+        ("mouseReleased", 0.7),
+    ):
+        x = left + width * share
+        held = {"button": "left", "buttons": 1, "clickCount": 1}
+        tools.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **held)
+    wait_until(lambda: "window=" in tools.evaluate("location.search"))
+    wait_until_ready(tools, url)
+    begin_s, end_s = map(int, tools.evaluate("location.search").split("window=")[1].split("-"))
+    assert 1_700_000_000 < begin_s < end_s < 1_700_000_009
+    pictures = "document.querySelectorAll('.modebar-btn[data-title*=ownload]').length"
+    charts = "document.querySelectorAll('.js-plotly-plot').length"
+    assert tools.evaluate(f"{pictures} == {charts} && {charts} > 4"), "each chart can be saved"
+    assert tools.evaluate("document.querySelectorAll('.selectionlayer path').length") == 0
+    assert faults(tools, url, 1360) == []
+
+
 def test_pages_of_a_live_run_refresh_without_errors(tools: DevTools, tmp_path: Path) -> None:
     sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
     made = SyntheticRun(sink, _WallClock(), run_info())

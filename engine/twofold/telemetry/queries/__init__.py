@@ -72,6 +72,7 @@ from twofold.telemetry.queries.placements import UNUSED as UNUSED
 from twofold.telemetry.queries.placements import PlacementGrid as PlacementGrid
 from twofold.telemetry.queries.placements import Upload as Upload
 from twofold.telemetry.queries.placements import cache_event_counts as cache_event_counts
+from twofold.telemetry.queries.placements import placements_between as placements_between
 from twofold.telemetry.queries.placements import upload_counts as upload_counts
 from twofold.telemetry.queries.placements import uploads as uploads
 from twofold.telemetry.queries.plans import CpuBandwidth as CpuBandwidth

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from sqlalchemy import text
 
 from twofold.telemetry.queries.native_events import events
-from twofold.telemetry.queries.runs import Database, Run, run_totals
+from twofold.telemetry.queries.runs import Database, Run, Window, run_totals
 from twofold.telemetry.sink import CacheEventKind, Placement, UploadReason
 from twofold.telemetry.totals import count_name
 
@@ -18,6 +20,11 @@ I64 = npt.NDArray[np.int64]
 
 UNUSED: Final = len(Placement)
 """In addition to the values of `Placement`: the expert was not used."""
+_CHUNK_ROWS: Final = 2048
+_USES: Final = (
+    "SELECT layer, uses FROM layer_second "
+    "WHERE run_id = :run_id AND at_s >= :begin_s AND at_s < :end_s AND num_rows > 0"
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,19 @@ class PlacementGrid:
 
     def by_placement(self, placement: Placement) -> int:
         return int(self.uses[:, :, placement].sum())
+
+
+def placements_between(db: Database, run: Run, span: Window) -> PlacementGrid:
+    """Uses by layer, expert and placement in exactly this window; reads each of its rows."""
+    bounds = {"run_id": run.run_id, "begin_s": span.begin_s, "end_s": span.end_s}
+    rows = db.rows(text(_USES).bindparams(**bounds))
+    layers = max([run.num_layers, 1, *(int(layer) + 1 for layer, _ in rows)])
+    uses = np.zeros((layers, max(run.num_experts, 1), len(Placement)), np.int64)
+    for first in range(0, len(rows), _CHUNK_ROWS):
+        at, blobs = zip(*rows[first : first + _CHUNK_ROWS], strict=True)
+        counts = np.frombuffer(b"".join(map(zlib.decompress, blobs)), "<u4").reshape(-1, *uses.shape[1:])
+        np.add.at(uses, np.array(at, np.int64), counts)
+    return PlacementGrid(uses)
 
 
 @dataclass(frozen=True)
