@@ -209,7 +209,8 @@ def header(view: View) -> None:
         st.warning(
             f"**Emulated.** This machine emulates the GPU: `{run.accelerator}`. Uploads, evictions and answers are "
             "real, but the CPU computes them. GPU and PCIe times are predicted by a cost "
-            "model on a virtual clock, not measured.",
+            "model on a virtual clock, not measured. For measured times restart the server with `--accelerator none` "
+            "(all experts on the CPU), or `cuda` on a machine with an NVIDIA GPU.",
             icon=":material/science:",
         )
     facts = [f"{run.num_layers} MoE layers × {run.num_experts} experts, top-{run.top_k}"]

@@ -126,7 +126,10 @@ def test_every_page_of_an_emulated_run_is_marked_as_emulated(
 ) -> None:
     app = show(monkeypatch, emulated[0], page)
     assert [
-        w.value.startswith("**Emulated.**") and "emulated:rtx4090-pcie4" in w.value for w in app.warning
+        w.value.startswith("**Emulated.**")
+        and "emulated:rtx4090-pcie4" in w.value
+        and "restart the server with `--accelerator none`" in w.value
+        for w in app.warning
     ] == [True]
 
 
