@@ -74,7 +74,7 @@ def _charts(db: queries.Database, run: queries.Run, overview: queries.Overview) 
     )
     for name, values_s in (
         ("Time to first token (TTFT), ms", at_client.ttft_s),
-        ("Inter-token latency (ITL), ms", at_client.itl_s),
+        ("Time per output token (TPOT), ms", at_client.itl_s),
     ):
         yield name, base.percentiles(queries.percentile_series(at_client.finished_s, values_s * 1e3))
     yield (

@@ -23,9 +23,10 @@ def card(view: View, found: WindowRows) -> None:
         counters = view.query(queries.step_counters, tuple(sorted({each.step for each in slow})))
         rows = "".join(_row(each, counters.get(each.step)) for each in slow)
         head = "".join(f"<th>{name}</th>" for name in ("layer", "time", "its median", "times"))
-        st.html(
-            f'<div class="tf-wide"><table class="tf-layers"><thead><tr><th>step</th>{head}'
-            f'<th class="tf-experts">likely cause</th></tr></thead><tbody>{rows}</tbody></table></div>'
+        parts.wide(
+            f'<table class="tf-layers"><thead><tr><th>step</th>{head}<th class="tf-experts">likely cause</th>'
+            f"</tr></thead><tbody>{rows}</tbody></table>",
+            "Slow layers",
         )
         st.html(
             '<p class="tf-advice"><b aria-hidden="true">→</b> Another process: give the server its own cores '

@@ -20,7 +20,7 @@ _MAX_LISTED: Final = 1000
 # How each quantity is written, and whether more is better.
 QUANTITIES: Final[dict[str, tuple[Callable[[float], str], bool]]] = {
     "TTFT": (formats.seconds, False),
-    "ITL": (formats.seconds, False),
+    "TPOT": (formats.seconds, False),
     "E2E": (formats.seconds, False),
     "decode tokens/s": (formats.rate, True),
     "hit rate": (formats.percent, True),
@@ -116,7 +116,7 @@ def _series(view: View) -> dict[str, np.ndarray]:
     busy = overview.decode_tokens_per_s > 0
     return {
         "TTFT": at_client.ttft_s,
-        "ITL": at_client.itl_s,
+        "TPOT": at_client.itl_s,
         "E2E": at_client.e2e_s,
         "decode tokens/s": np.where(busy, overview.decode_tokens_per_s, np.nan),
         "hit rate": overview.hit_rate if view.run.has_slots else np.full(1, np.nan),
@@ -154,7 +154,7 @@ def _signed(write: Callable[[float], str], value: float) -> str:
 
 def _distributions(series: Mapping[int, Mapping[str, np.ndarray]]) -> None:
     left, right = st.columns(2)
-    for place, name in ((left, "TTFT"), (right, "ITL")):
+    for place, name in ((left, "TTFT"), (right, "TPOT")):
         with parts.card(place, f"compare-{name.lower()}", f"{name}, ms: share of requests at most this long"):
             parts.chart(
                 figures.cumulative({number: own[name] * 1e3 for number, own in series.items()}),

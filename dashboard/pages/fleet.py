@@ -14,7 +14,7 @@ from twofold.telemetry import queries
 from dashboard import formats, frame, parts
 from dashboard.figures import fleet as figures
 from dashboard.parts import Shown
-from dashboard.view import REFRESH_S, View, chosen_window_s
+from dashboard.view import REFRESH_S, View, chosen_window
 
 # Replicas whose experts are read, newest first: each takes as long as Placement.
 _MAX_SHOWN = 8
@@ -27,7 +27,9 @@ def body(view: View) -> None:
         time.time() // REFRESH_S * REFRESH_S
     )  # the same for all viewers, so that they share cached results
     members = view.query(queries.fleet_runs)
-    view = replace(view, span=queries.fleet_window(members, chosen_window_s(), now_s=now_s))
+    window = chosen_window()
+    if not isinstance(window, queries.Window):
+        view = replace(view, span=queries.fleet_window(members, window, now_s=now_s))
     replicas = view.query(queries.fleet, view.span)
     every = [replica.total for replica in replicas]
     num_requests, prompt = sum(each.num_requests for each in every), sum(each.prompt_tokens for each in every)

@@ -63,13 +63,13 @@ def body(view: View) -> None:
 
 def _latency_and_prefixes(overview: queries.Overview, at_client: queries.ClientTimes) -> None:
     left, right = st.columns(2)
-    with parts.card(left, "overview-7", "Inter-token latency (ITL), ms"):
+    with parts.card(left, "overview-7", "Time per output token (TPOT), ms"):
         series = queries.percentile_series(at_client.finished_s, at_client.itl_s * 1e3, max_buckets=60)
         parts.chart(
             base.percentiles(series),
             key="itl",
             lost=overview.lost,
-            alt="p50, p95 and p99 of the mean inter-token latency of the requests that ended",
+            alt="p50, p95 and p99 of the time per output token of the requests that ended",
             advice="Rises with the batch: that is its price. Rises without it: find the slow tokens on Requests.",
         )
     with parts.card(right, "overview-8", "Prompt tokens found in the prefix cache, %"):
@@ -124,7 +124,9 @@ def _client_times(
             "TTFT, p50", at_client.ttft_s, "Time to first token of the window's requests, wall clock."
         ),
         _percentiles(
-            "ITL, p50", at_client.itl_s, "Mean inter-token latency of the window's requests, wall clock."
+            "TPOT, p50",
+            at_client.itl_s,
+            "Time per output token: the mean gap between an answer's tokens, of the window's requests, wall clock.",
         ),
     )
 

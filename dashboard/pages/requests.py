@@ -18,7 +18,7 @@ ANY = "anything"
 ORDERS = {
     "newest": "Newest first",
     "ttft": "Longest time to first token",
-    "itl": "Longest inter-token latency",
+    "itl": "Longest time per output token",
     "gap": "Longest gap between two tokens",
     "e2e": "Longest end to end",
     "prompt": "Longest prompt",
@@ -114,7 +114,7 @@ def _table(listed: list[queries.Request]) -> pd.DataFrame:
             "number": [request.number for request in listed],
             "submitted": [formats.moment(request.submitted_s) for request in listed],
             "TTFT": [row[0] for row in milliseconds],
-            "ITL": [row[1] for row in milliseconds],
+            "TPOT": [row[1] for row in milliseconds],
             "gap": [None if each.longest_gap_s is None else each.longest_gap_s * 1e3 for each in listed],
             "E2E": [row[2] for row in milliseconds],
             "prompt": [request.prompt_tokens for request in listed],
@@ -137,7 +137,7 @@ def _columns() -> dict[str, object]:
     return {
         "number": number("no.", width="small", pinned=True),
         "TTFT": number("TTFT, ms", format="%.1f", help="Time to first token, wall clock."),
-        "ITL": number("ITL, ms", format="%.2f", help="Mean inter-token latency, wall clock."),
+        "TPOT": number("TPOT, ms", format="%.2f", help="Time per output token, wall clock."),
         "gap": number(
             "longest gap, ms", format="%.1f", help="Longest time from one token to the next, wall clock."
         ),
@@ -168,7 +168,7 @@ def _figures(view: View, request: queries.Request) -> None:
     st.markdown(f"**Request {request.number}** `{request.request_id}`")
     parts.metrics(
         Shown("TTFT", formats.seconds(ttft), "Time to first token, wall clock.", clock[0]),
-        Shown("ITL", formats.seconds(itl), "Mean inter-token latency, wall clock.", clock[1]),
+        Shown("TPOT", formats.seconds(itl), "Time per output token, wall clock.", clock[1]),
         Shown("E2E", formats.seconds(e2e), "From the request's begin to its end, wall clock."),
         Shown("Prompt tokens", f"{request.prompt_tokens:,}", None, f"{request.cached_tokens:,} cached"),
         Shown("Answer tokens", f"{request.completion_tokens:,}"),
@@ -275,7 +275,7 @@ def _token(view: View, request: queries.Request, tokens: queries.RequestTokens, 
         st.markdown("\n".join(f"- {reason}" for reason in reasons))
         first = int(tokens.position[chosen]) < request.prompt_tokens
         bars = explanation.step_time_bars(of_step, request.queue_s if first else None)
-        st.html(f'<div class="tf-wide">{bars}</div>')
+        parts.wide(bars, "Step time by part")
         _layers_and_uploads(view, tokens, chosen, uploads)
         shared = int(tokens.batch_tokens[chosen])
         st.caption(
@@ -284,9 +284,7 @@ def _token(view: View, request: queries.Request, tokens: queries.RequestTokens, 
         )
         parts.placement_key()
         table = explanation.layer_table(tokens, chosen, emulated=view.run.emulated)
-        st.html(
-            f'<div class="tf-wide" tabindex="0" role="region" aria-label="Experts by layer">{table}</div>'
-        )
+        parts.wide(table, "Experts by layer")
 
 
 def _layers_and_uploads(

@@ -94,7 +94,7 @@ def _cause(step: queries.SlowStep) -> str:
 def _explain(view: View, step: queries.SlowStep) -> None:
     figures = step.figures, step.usual
     st.markdown("\n".join(f"- {sentence}" for sentence in causes.sentences(*figures)))
-    st.html(f'<div class="tf-wide">{explanation.step_time_bars(figures, None)}</div>')
+    parts.wide(explanation.step_time_bars(figures, None), "Step time by part")
     tokens = view.query(queries.tokens_of_step, step.step)
     if not tokens:
         st.caption("The requests of a step are stored at telemetry level expert.")

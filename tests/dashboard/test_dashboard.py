@@ -85,14 +85,14 @@ def test_overview_shows_the_queries_results(
     assert f"{uploaded / (made.virtual_us / 1e6) / 1e9:.2f} GB/s emulated" in [m.delta for m in app.metric]
     at_client = _client_times(path)
     assert shown["TTFT, p50"] == formats.seconds(float(np.percentile(at_client[:, 0], 50)))
-    assert shown["ITL, p50"] == formats.seconds(float(np.percentile(at_client[:, 1], 50)))
+    assert shown["TPOT, p50"] == formats.seconds(float(np.percentile(at_client[:, 1], 50)))
     assert shown["Answered / requests"] == f"{made.next_number} / {made.next_number}"
     assert f"{made.decode_tokens:,} decode tokens and {made.prefill_tokens:,} prompt tokens" in texts(app)
     assert f"{made.num_uploads:,} uploads" in texts(app)
 
 
 def _client_times(path: Path) -> np.ndarray:
-    """TTFT, mean ITL and end-to-end seconds of the finished requests, by SQL of its own."""
+    """TTFT, TPOT and end-to-end seconds of the finished requests, by SQL of its own."""
     with sqlite3.connect(path) as connection:
         rows = connection.execute(
             "SELECT first_token_s - submitted_s, (finished_s - first_token_s) / (completion_tokens - 1), "

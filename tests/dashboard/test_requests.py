@@ -66,7 +66,7 @@ def test_wall_times_precede_emulated_ones(monkeypatch: pytest.MonkeyPatch, emula
         ).fetchone()
     app = show(monkeypatch, emulated, "requests", request="1")
     shown = metrics(app)
-    assert (shown["TTFT"], shown["ITL"], shown["E2E"]) == tuple(map(formats.seconds, (ttft, itl, e2e)))
+    assert (shown["TTFT"], shown["TPOT"], shown["E2E"]) == tuple(map(formats.seconds, (ttft, itl, e2e)))
     assert f"{formats.seconds(decode_s / (tokens - 1))} emulated" in [metric.delta for metric in app.metric]
     assert "emulated" not in "".join(f"{label}{value}" for label, value in shown.items())
 

@@ -27,7 +27,7 @@ def test_the_page_shows_how_a_run_learns(monkeypatch: pytest.MonkeyPatch, path: 
     assert (shown["Step"], shown["Loss"], shown["Held-out loss, best"]) == ("30 of 40", "2.1000", "2.5667")
     assert (shown["Tokens/s"], shown["Memory"]) == ("256", "3,000 MB")
     assert len(app.get("plotly_chart")) == 6
-    assert "darkest = 330. The busiest expert has 2.0 times its even share." in texts(app)
+    assert "strongest = 330. The busiest expert has 2.0 times its even share." in texts(app)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -51,7 +51,7 @@ def e2e_s() -> ColumnElement[float]:
 
 
 def itl_s() -> ColumnElement[Any]:
-    """Mean inter-token latency of an answer; NULL with fewer than two tokens."""
+    """Time per output token (TPOT) of an answer; NULL with fewer than two tokens."""
     columns = schema.request.c
     further = case((columns.completion_tokens > 1, columns.completion_tokens - 1))
     return (columns.finished_s - columns.first_token_s) / further
