@@ -283,6 +283,19 @@ def test_models_and_adapters_are_listed_and_the_footer_shows_the_accelerator(
     assert "--telemetry-url" in page.text("#state"), "how to get a dashboard"
 
 
+def test_the_footer_names_the_dashboard_and_its_command(page: Page) -> None:
+    about = {"dashboard": "http://127.0.0.1:8501", "dashboard_command": "twofold dashboard --telemetry-url x"}
+    stub(page, "chat/about", lambda: json.dumps(about))
+    page.js(
+        "const key = document.getElementById('key'); key.value = ''; key.dispatchEvent(new Event('change')); 1"
+    )
+    page.wait("document.querySelector('#state a')")
+    assert page.js("document.querySelector('#state a').href") == "http://127.0.0.1:8501/"
+    assert "start the dashboard" in page.text("#state"), "also without a pointer that shows tooltips"
+    texts = page.js("[...document.querySelectorAll('#state details div')].map(each => each.textContent)")
+    assert "twofold dashboard --telemetry-url x" in texts
+
+
 def stub(page: Page, path: str, answer: Callable[[], str]) -> None:
     """Let the page get this text from a path."""
     page.js(

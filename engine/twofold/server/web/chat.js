@@ -172,10 +172,11 @@ function stateOf({ accelerator, emulated, output_changes: changes }, { dashboard
   found.push(...(changes ?? []).map((text) => element("span", text)));
   if (dashboard) {
     const link = element("a", dashboard);
-    Object.assign(link, { href: dashboard, target: "_blank", rel: "noopener", title: `started by: ${command}` });
-    const shown = element("span", "dashboard: ");
+    Object.assign(link, { href: dashboard, target: "_blank", rel: "noopener" });
+    const [shown, start] = [element("span", "dashboard: "), element("details")];
     shown.append(link);
-    found.push(shown);
+    start.append(element("summary", "start the dashboard"), element("div", command));
+    found.push(shown, start);
   } else found.push(element("span", "no dashboard: the server runs without --telemetry-url"));
   return found;
 }
