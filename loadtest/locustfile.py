@@ -26,7 +26,8 @@ from twofold.tools.loadgen.answer_stream import AnswerStream
 from twofold.tools.loadgen.loadtest_plan import LoadTestPlan
 from twofold.tools.loadgen.metrics import Sample
 from twofold.tools.loadgen.shapes import SHAPES, poisson_arrivals, user_count
-from twofold.tools.loadgen.user_kinds import USER_KINDS
+from twofold.tools.loadgen.slo import parse_slos
+from twofold.tools.loadgen.user_kinds import USER_KINDS, parse_mix
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 if _ROOT not in sys.path:
@@ -171,9 +172,19 @@ def plan_of(environment: Environment) -> LoadTestPlan:
         seconds=options.run_time or _UNBOUNDED_S,
         spawn_rate=options.spawn_rate or 1.0,
         max_output_tokens=options.max_output_tokens,
+        mix=_mix(environment),
+        seed=options.seed,
+        slos=parse_slos(options.slo),
         output=options.output,
         allow_remote_host=options.allow_remote_host,
     )
+
+
+def _mix(environment: Environment) -> dict[str, int]:
+    """Weights of the chosen kinds of users."""
+    if OpenLoopUser in environment.user_classes:
+        return OpenLoopUser.mix
+    return {user.kind: int(user.weight) for user in environment.user_classes}
 
 
 def _is_prepared(environment: Environment) -> bool:
@@ -200,6 +211,18 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
         default=1.0,
         help="conversations per second of OpenLoopUser, if that class is chosen",
     )
+    parser.add_argument(
+        "--mix",
+        default="",
+        include_in_web_ui=False,
+        help="weights of the kinds of users, e.g. chat:8,agent:2 (default: those of their classes)",
+    )
+    parser.add_argument(
+        "--slo", default="", help="objectives, e.g. ttft_p95_ms=500; the dashboard checks them"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=default.seed, help="seed of prompts, lengths and arrivals"
+    )
     parser.add_argument("--max-output-tokens", type=int, default=default.max_output_tokens)
     parser.add_argument("--output", default=".", help="directory for samples that the server does not store")
     parser.add_argument(
@@ -212,6 +235,11 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
 @events.init.add_listener
 def _on_init(environment: Environment, **_kwargs: Any) -> None:
     environment.loadtest_workers = Workers(environment.runner)
+    options = environment.parsed_options
+    if not _is_prepared(environment) and options is not None and options.mix:
+        OpenLoopUser.mix = parse_mix(options.mix)
+        for kind, weight in OpenLoopUser.mix.items():
+            USERS[kind].weight = weight
     # One line per request would fill Locust's log.
     logging.getLogger("httpx").setLevel(logging.WARNING)
 

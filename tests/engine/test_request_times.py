@@ -72,3 +72,22 @@ def test_the_longest_gap_is_between_two_tokens(tokenizer: Tokenizer, monkeypatch
         if at_s == 70:
             assert state.record().longest_gap_s is None
     assert state.record().longest_gap_s == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("has_server", [False, True])
+def test_durations_survive_a_clock_that_is_set(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, has_server: bool
+) -> None:
+    times = RequestTimes.begin() if has_server else None
+    state = state_of(tokenizer, times)
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() - 3600)
+    state.scheduled(0.0)
+    state.push(7, 0.0)
+    monkeypatch.setattr(time, "time", lambda: clock() + 7200)
+    state.finish("length", 0.0, "wall")
+    record = state.record()
+    assert record.first_token_s is not None
+    assert record.finished_s is not None
+    assert record.received_s <= record.submitted_s < record.first_token_s < record.finished_s
+    assert record.finished_s - record.received_s < 60

@@ -5,17 +5,20 @@ In a process of its own: Locust replaces parts of the standard library as soon a
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
-from twofold.telemetry.sink import parse_load_samples
+from twofold.telemetry.sink import LoadSample, parse_load_samples
 
 from tests.loadtest.processes import loadtest, samples_of, server
 
@@ -121,6 +124,67 @@ def test_locust_counts_each_request_once(server: ThreadingHTTPServer, tmp_path: 
     assert rows["agent", "TTFT"] == rows["agent", "POST"], "latencies have rows of their own"
 
 
+def page_of(server: ThreadingHTTPServer, tmp_path: Path, *arguments: str) -> list[LoadSample]:
+    """Samples of a test that Locust's page ran with the form as `loadtest --ui` filled it in."""
+    port = str(free_port())
+    command = [
+        sys.executable,
+        "-m",
+        "twofold.tools.cli",
+        "loadtest",
+        "--ui",
+        "--ui-port",
+        port,
+        "--seconds",
+        "2",
+    ]
+    command += [
+        "--host",
+        f"http://127.0.0.1:{server.server_port}",
+        "--model",
+        "good",
+        "--output",
+        str(tmp_path),
+    ]
+    with subprocess.Popen([*command, *arguments], start_new_session=True) as process:
+        try:
+            until = time.monotonic() + 60
+            while True:
+                with contextlib.suppress(httpx.HTTPError):
+                    form = {"user_count": "4", "spawn_rate": "100", "run_time": "2s"}
+                    assert httpx.post(f"http://127.0.0.1:{port}/swarm", data=form).json()["success"]
+                    break
+                assert time.monotonic() < until
+                time.sleep(0.2)
+            while httpx.get(f"http://127.0.0.1:{port}/stats/requests").json()["state"] not in (
+                "stopped",
+                "ready",
+            ):
+                assert time.monotonic() < until
+                time.sleep(0.2)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: the number is its own
+    return samples_of(server)
+
+
+def test_the_page_starts_the_load_that_was_asked_for(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    load = ("--mix", "chat:3,agent", "--shape", "spike", "--slo", "ttft_p95_ms=500", "--seed", "7")
+    samples = page_of(server, tmp_path, *load)
+    assert {sample.name for sample in samples} == {"chat", "agent"}
+    assert "spike" in {sample.stage for sample in samples}
+    plans = [json.loads(sample.plan_json) for sample in samples if sample.plan_json]
+    assert plans
+    for plan in plans:
+        assert (plan["mix"], plan["shape"], plan["seed"]) == ({"chat": 3, "agent": 1}, "spike", 7)
+        assert plan["slos"] == [{"metric": "ttft", "percent": 95.0, "limit_ms": 500.0}]
+
+
+def test_the_page_starts_an_open_loop_that_was_asked_for(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    samples = page_of(server, tmp_path, "--rate", "20", "--mix", "agent")
+    assert {sample.name for sample in samples} == {"agent"}
+    assert {json.loads(each.plan_json)["rate"] for each in samples if each.plan_json} == {20}
+
+
 @pytest.mark.slow
 def test_wrong_arguments_and_absent_servers_end_with_two(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     for arguments, complaint in (
@@ -129,6 +193,7 @@ def test_wrong_arguments_and_absent_servers_end_with_two(server: ThreadingHTTPSe
         (["--slo", "ttft=5"], "METRIC_pPERCENT_ms=LIMIT is expected"),
         (["--mix", "walker"], "KIND:WEIGHT is expected"),
         (["--output", "/nowhere"], "an existing directory is expected"),
+        (["--ui", "--processes", "2"], "--ui and --processes were both given"),
         (["--host", "http://127.0.0.1:9"], "no OpenAI server answers"),
         (["--host", "http://example.com"], "--allow-remote-host"),
     ):

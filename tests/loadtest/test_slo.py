@@ -64,6 +64,11 @@ def test_inter_token_times_of_one_answer_meet_a_limit_by_the_same_percentile() -
     assert sample(5.0).meets(parse_slos("itl_p50_ms=1")), "one token has no gap"
 
 
+def test_an_objective_is_written_as_it_is_read() -> None:
+    given = "ttft_p95_ms=500,itl_p99.5_ms=50.5,e2el_p100_ms=60000"
+    assert ",".join(each.option for each in parse_slos(given)) == given
+
+
 def test_stages_and_kinds_have_rows_of_their_own() -> None:
     samples = [
         sample(100, 100, stage="ramp", name="chat"),

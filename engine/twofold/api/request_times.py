@@ -37,6 +37,10 @@ class RequestTimes:
         received = time.perf_counter() - waited_s
         return cls(received, time.time() - waited_s, received)
 
+    def unix_s(self, at: float) -> float:
+        """Unix time of a moment by `time.perf_counter`: differences are durations, also where the clock was set."""
+        return self.received_s + (at - self.received)
+
     def mark(self, part: Part) -> None:
         """End `part`, which began where the one before it ended."""
         now = time.perf_counter()

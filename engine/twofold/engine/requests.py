@@ -18,6 +18,7 @@ import numpy.typing as npt
 from twofold.api.errors import RequestError
 from twofold.api.pooling import ModelPooling
 from twofold.api.request_record import RequestRecord
+from twofold.api.request_times import RequestTimes
 from twofold.api.sampling_ranges import BIAS_RANGE, LOGPROBS_RANGE, SAMPLING_RANGES
 from twofold.api.types import (
     Chunk,
@@ -165,8 +166,8 @@ class RequestState:
     __slots__ = (
         "_ended", "_finish_reason", "_finished", "_finished_unix_s", "_first_token", "_first_token_unix_s",
         "_last_token_ids", "_last_token_wall_s", "_logprobs", "_longest_gap_s", "_num_sent",
-        "_pieces", "_prompt_logprobs_pending", "_scheduled", "_submitted", "_submitted_unix_s", "_text", "_wall",
-        "_wall_end", "sampler", "sequence",
+        "_pieces", "_prompt_logprobs_pending", "_scheduled", "_submitted", "_submitted_unix_s", "_text", "_times",
+        "_wall", "_wall_end", "sampler", "sequence",
     )  # fmt: skip
 
     def __init__(
@@ -200,13 +201,13 @@ class RequestState:
         self._first_token: float | None = None
         self._finished: float | None = None
         self._finish_reason: FinishReason | None = None
-        times = request.times
+        self._times = request.times or RequestTimes.begin()
         # submitted, scheduled, first token
-        self._wall = [time.perf_counter() if times is None else times.submitted]
+        self._wall = [self._times.submitted]
         self._wall_end: float | None = None
         self._last_token_wall_s = 0.0
         self._longest_gap_s: float | None = None
-        self._submitted_unix_s = time.time()
+        self._submitted_unix_s = self._times.unix_s(time.perf_counter())
         self._first_token_unix_s: float | None = None
         self._finished_unix_s: float | None = None
 
@@ -245,7 +246,7 @@ class RequestState:
             self._logprobs.append(self.sampler.logprob)
         wall_s = time.perf_counter()
         if self._first_token is None:
-            self._first_token, self._first_token_unix_s = now, time.time()
+            self._first_token, self._first_token_unix_s = now, self._times.unix_s(wall_s)
             self._wall.append(wall_s)
         elif wall_s - self._last_token_wall_s > (self._longest_gap_s or 0.0):
             self._longest_gap_s = wall_s - self._last_token_wall_s
@@ -298,8 +299,9 @@ class RequestState:
         return (None, *found)
 
     def finish(self, reason: FinishReason, now: float, clock: Clock) -> Usage:
-        self._finished, self._finish_reason, self._finished_unix_s = now, reason, time.time()
         self._wall_end = time.perf_counter()
+        self._finished, self._finish_reason = now, reason
+        self._finished_unix_s = self._times.unix_s(self._wall_end)
         queue_s, prefill_s, decode_s = self._durations()
         predicted = self.sequence.request.prediction
         return Usage(

@@ -182,7 +182,9 @@ def test_stages_before_the_first_token_sum_to_its_time() -> None:
     """The time to deliver the first token is what the engine's own times leave of TTFT."""
     metrics = Metrics()
     now = time.perf_counter()
-    times = RequestTimes(now - 30, 0.0, now - 25, {**dict.fromkeys(PARTS, 0.0), "read": 4.0, "tokenise": 1.0})
+    times = RequestTimes(
+        now - 30, time.time() - 30, now - 25, {**dict.fromkeys(PARTS, 0.0), "read": 4.0, "tokenise": 1.0}
+    )
     (timer,) = metrics.begin(1, times)
     usage = Usage(3, 2, wall_s=(10.0, 14.0, 2.0))
     timer.observe([Chunk("a", (1,)), Chunk("b", (2,), "stop", usage)])

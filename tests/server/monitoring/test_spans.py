@@ -147,6 +147,21 @@ def test_children_follow_one_another(traced: Server) -> None:
     assert (root.end_time or 0) / 1e9 == pytest.approx(time.time(), abs=60)
 
 
+def test_children_end_before_their_parent(traced: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token's delivery delays no decoding, and a clock that is set meanwhile moves no end."""
+    stages = {"queue": 0.1, "prefill": 0.2, "deliver": 5.0, "decode": 0.3}
+    monkeypatch.setattr(spans_module, "_stages", lambda request, parts: [(None, parts), (0, stages)])
+    clock = time.time
+    monkeypatch.setattr(time, "time_ns", lambda: int((clock() - 3600) * 1e9))
+    assert traced.post("/v1/completions", {"prompt": "a b c"}) == 200
+    root, children = traced.finished()
+    assert children["decode"].start_time == children["deliver"].start_time
+    assert children["deliver"].start_time == pytest.approx(children["prefill"].end_time, abs=1000)
+    for child in children.values():
+        assert (root.start_time or 0) <= (child.start_time or 0) <= (child.end_time or 0)
+        assert (child.end_time or 0) <= (root.end_time or 0), child.name
+
+
 def test_several_answers_share_their_prompts(traced: Server) -> None:
     """Two prompts with two answers each: the tokens of a prompt count once."""
     assert traced.post("/v1/completions", {"prompt": ["a b c", "d e"], "n": 2, "max_tokens": 1}) == 200

@@ -17,6 +17,8 @@ from twofold.tools.loadgen.slo import SLO_METRICS, Slo
 
 PERCENTILES: Final = (90, 95, 99)
 METRICS: Final = SLO_METRICS
+_UNIX_AT_ZERO_S: Final = time.time() - time.perf_counter()
+"""Unix time of this process's monotonic zero: the ends of samples differ by true durations, whatever sets the clock."""
 Failure = tuple[str, str] | tuple[None, None]
 """(kind, message) of a request that failed, or nothing."""
 
@@ -48,13 +50,13 @@ class Sample:
 
     @classmethod
     def finished(cls, answer: AnswerStream, now_s: float, failure: Failure, **further: Any) -> Self:
-        """The sample of a request that has just ended. now_s: by the clock of the answer's times."""
+        """The sample of a request that has just ended. now_s: by `time.perf_counter`, as the answer's times."""
         took_ms = 1e3 * (now_s - answer.sent_s)
         return cls(
             answer=answer,
             error_kind=failure[0],
             error=failure[1],
-            finished_s=time.time(),
+            finished_s=_UNIX_AT_ZERO_S + now_s,
             took_ms=took_ms,
             **further,
         )

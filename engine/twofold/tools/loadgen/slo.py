@@ -37,6 +37,11 @@ class Slo:
         which = "" if self.percent == 100 else f" p{self.percent:g}"
         return f"{self.metric}{which} ≤ {self.limit_ms:g} ms"
 
+    @property
+    def option(self) -> str:
+        """As `parse_slos` reads it."""
+        return f"{self.metric}_p{self.percent:g}_ms={self.limit_ms:g}"
+
     def met_by(self, sample: Measured) -> bool:
         """Whether the request's own percentile is within the limit; True if the latency is undefined for it."""
         values = sample.values(self.metric)

@@ -285,7 +285,7 @@ class RequestTimer:
         metrics.generation_tokens += num_tokens
         if self._first is None:
             self._first = now
-            self._times.first_sent_s = self._times.first_sent_s or time.time()
+            self._times.first_sent_s = self._times.first_sent_s or self._times.unix_s(now)
             metrics.observe_ttft(now - self._times.received)
             num_tokens -= 1
         if num_tokens:

@@ -33,6 +33,8 @@ _GATHER_S: Final = 0.5
 _CLOSE_TIMEOUT_S: Final = 2.0
 _EXPORT_TIMEOUT_S: Final = 5.0
 _TRACE_PATH: Final = "/v1/traces"
+_BESIDE_DECODE: Final = "deliver"
+"""Stage after which the next one does not wait."""
 
 
 class RequestSpans:
@@ -71,10 +73,11 @@ class RequestSpans:
             span.set_attribute("error.type", str(status) if status >= 400 else "engine_error")
         if failed:
             span.set_status(StatusCode.ERROR)
+        end_ns = _ns(times.unix_s(time.perf_counter()))
         if span.is_recording():
             parts = {str(part): seconds for part, seconds in times.parts.items()}
-            self._write_stages(span, times.received_s, _stages(request, parts))
-        span.end(time.time_ns())
+            end_ns = max(end_ns, self._write_stages(span, times.received_s, _stages(request, parts)))
+        span.end(end_ns)
 
     def close(self) -> None:
         """Export what waits, for two seconds at most."""
@@ -82,10 +85,11 @@ class RequestSpans:
 
     def _write_stages(
         self, span: Span, begin_s: float, stages: Sequence[tuple[int | None, Mapping[str, float]]]
-    ) -> None:
-        """Child spans one after the other. Those of several answers begin where the common stages end."""
+    ) -> int:
+        """Child spans one after the other; returns the end of the last one. Those of several answers begin where the
+        common stages end. The first token is delivered while the answer is decoded, so both begin together."""
         context = set_span_in_context(span)
-        common_end_s = begin_s
+        common_end_s, last_ns = begin_s, 0
         for index, seconds in stages:
             at_s = begin_s if index is None else common_end_s
             attributes = {} if index is None else {"twofold.answer_index": index}
@@ -94,10 +98,14 @@ class RequestSpans:
                     child = self._tracer.start_span(
                         stage, context=context, attributes=attributes, start_time=_ns(at_s)
                     )
-                    child.end(_ns(at_s + taken_s))
-                at_s += taken_s
+                    end_ns = _ns(at_s + taken_s)
+                    child.end(end_ns)
+                    last_ns = max(last_ns, end_ns)
+                if stage != _BESIDE_DECODE:
+                    at_s += taken_s
             if index is None:
                 common_end_s = at_s
+        return last_ns
 
 
 def otlp_spans(endpoint: str, version: str) -> RequestSpans:

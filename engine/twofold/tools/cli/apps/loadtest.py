@@ -85,7 +85,10 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--json", type=Path, metavar="FILE", help="write figures and samples to this file")
     group.add_argument(
-        "--ui", action="store_true", help="start Locust's web page instead; the load is chosen there"
+        "--ui",
+        action="store_true",
+        help="start Locust's web page instead: its form holds the load that was asked for; without --mix, --rate, "
+        "--shape or --slo the kinds of users are chosen there",
     )
     add_options(group, [("--ui-port", "PORT", whole(1, 65_535), 8089, "port of the page, on 127.0.0.1")])
 
@@ -196,16 +199,29 @@ def run(args: argparse.Namespace) -> NoReturn:
 
 def _locust(args: argparse.Namespace, host: str, folder: Path) -> list[str]:
     """Locust's own command, with its page on this machine only."""
-    arguments = ["-m", "locust", "-f", str(folder / "locustfile.py"), "--class-picker"]
+    for flag in ("json", "master", "worker", "processes", "expect_workers"):
+        if getattr(args, flag):
+            raise ConfigError(
+                f"--ui and --{flag.replace('_', '-')} were both given; leave one out: the page runs its users in one "
+                "process and has downloads of its own"
+            )
+    is_chosen = (
+        args.mix is not DEFAULT.mix or args.rate is not None or args.shape != DEFAULT.shape or args.slo
+    )
+    arguments = ["-m", "locust", "-f", str(folder / "locustfile.py")]
     arguments += ["--web-host", "127.0.0.1", "--web-port", str(args.ui_port), "--host", host]
     arguments += ["--users", str(args.users), "--spawn-rate", f"{args.spawn_rate:g}", "--stop-timeout", "60"]
-    arguments += ["--run-time", f"{round(args.seconds)}s", "--shape", args.shape]
+    arguments += ["--run-time", f"{round(args.seconds)}s", "--shape", args.shape, "--seed", str(args.seed)]
     arguments += ["--model", args.model, "--max-output-tokens", str(args.max_output_tokens)]
-    return [
-        *arguments,
-        *("--output", str(args.output)),
-        *(["--allow-remote-host"] if args.allow_remote_host else []),
-    ]
+    arguments += ["--output", str(args.output)]
+    arguments += ["--allow-remote-host"] if args.allow_remote_host else []
+    if not is_chosen:
+        return [*arguments, "--class-picker"]
+    arguments += ["--mix", ",".join(f"{kind}:{weight}" for kind, weight in args.mix.items())]
+    arguments += ["--slo", ",".join(each.option for each in args.slo)] if args.slo else []
+    if args.rate is not None:
+        return [*arguments, "--arrival-rate", f"{args.rate:g}", "OpenLoopUser"]
+    return [*arguments, *(f"{kind.title().replace('-', '')}User" for kind in args.mix)]
 
 
 def need_locust() -> None:
