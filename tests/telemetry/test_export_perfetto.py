@@ -151,18 +151,40 @@ def test_a_range_has_its_steps_alone(
     with sqlite3.connect(db.path) as connection:
         inside = connection.execute(
             "SELECT min(step), max(step) FROM step WHERE started_s >= ? AND started_s < ?",
-            (begin_s + 2.0, begin_s + 3.5),
+            (begin_s + 1.995, begin_s + 3.5),
         ).fetchone()
         last = connection.execute("SELECT max(started_s) FROM step").fetchone()[0]
         of_end = connection.execute(
-            "SELECT min(step) FROM step WHERE started_s >= ?", (last - 1.0,)
+            "SELECT min(step) FROM step WHERE started_s >= ?", (last - 1.005,)
         ).fetchone()
-    some = exported(db, tmp_path, begin="2.0", end="3.5")
+    some = exported(db, tmp_path, begin="1.995", end="3.5")  # between two steps
     steps = [each["args"]["step"] for each in slices(some, trace.WALL, "steps")]
     assert (min(steps), max(steps)) == inside
     assert len(steps) == inside[1] - inside[0] + 1
-    latest = [s["args"]["step"] for s in slices(exported(db, tmp_path, last_s=1.0), trace.WALL, "steps")]
+    latest = [s["args"]["step"] for s in slices(exported(db, tmp_path, last_s=1.005), trace.WALL, "steps")]
     assert min(latest) == of_end[0]
+
+
+@pytest.mark.parametrize("choice", [{"begin": "2.05", "end": "3"}, {"begin": "2.0"}, {"last_s": 1.55}])
+def test_a_range_begins_at_the_begin_of_a_step(tmp_path: Path, choice: dict[str, Any]) -> None:
+    """The step that runs at the begin is there, whole; its scheduling comes before the database's `started_s`."""
+    db = recorded(tmp_path)
+    with sqlite3.connect(db.path) as connection:
+        connection.execute("UPDATE step SET schedule_us = 20000, experts_cpu_us = experts_cpu_us - 20000")
+    written = exported(db, tmp_path, **choice)
+    first = min(slices(written, trace.WALL, "steps"), key=lambda each: each["ts"])
+    begin_s = written["otherData"]["begin_unix_s"]
+    with sqlite3.connect(db.path) as connection:
+        started_s, wall_us = connection.execute(
+            "SELECT started_s, wall_us FROM step WHERE step = ?", (first["args"]["step"],)
+        ).fetchone()
+        (last_s,) = connection.execute("SELECT max(started_s) FROM step").fetchone()
+    assert begin_s == pytest.approx(started_s - 0.02, abs=1e-5)
+    assert first["ts"] == pytest.approx(0, abs=1)
+    assert first["dur"] == pytest.approx(wall_us, abs=1)
+    asked_s = START_S + float(choice["begin"]) if "begin" in choice else last_s - choice["last_s"]
+    assert begin_s <= asked_s < begin_s + wall_us * 1e-6
+    assert min(each["ts"] for each in written["traceEvents"] if each["ph"] in "Xi") >= -1
 
 
 @pytest.mark.parametrize(
@@ -173,6 +195,7 @@ def test_a_range_has_its_steps_alone(
         ({"begin": "-1"}, "0 or more"),
         ({"last_s": 0.0}, "above 0"),
         ({"last_s": 5.0, "begin": "1"}, "together"),
+        ({"begin": "3600"}, "no step and no request between 3600.0 and .* it lasted 9.1 s"),
     ],
 )
 def test_a_bad_range_is_refused(
@@ -186,9 +209,9 @@ def test_a_bad_range_is_refused(
 def test_an_iso_time_is_the_moment_it_names(emulated: tuple[queries.Database, dict[str, Any]]) -> None:
     db, _ = emulated
     window = export_window(
-        db, queries.runs(db)[0], begin="2023-11-14T22:13:22Z", end="2023-11-14T23:13:23+01:00"
+        db, queries.runs(db)[0], begin="2023-11-14T22:13:21.995Z", end="2023-11-14T23:13:23+01:00"
     )
-    assert (window.begin_s, window.end_s) == (START_S + 2, START_S + 3)
+    assert (window.begin_s, window.end_s) == (START_S + 1.995, START_S + 3)
 
 
 def test_a_failed_export_leaves_the_previous_file(

@@ -9,26 +9,16 @@ from typing import Any
 
 import pytest
 from twofold.api.errors import ConfigError
-from twofold.telemetry import queries
+from twofold.telemetry import queries, schema
 from twofold.telemetry.exports import export_window, tables, write_csv, write_parquet
+from twofold.telemetry.sink import EVENT_DTYPES
 from twofold.telemetry.writer import open_sink
 
 from tests.dashboard.synthetic_run import ManualClock, synthetic_history
 
-TABLES = {
-    *(
-        "run",
-        "request",
-        "step",
-        "training_step",
-        "control",
-        "layer_second",
-        "load_sample",
-        "run_total",
-        "dropped",
-    ),
-    *("expert_second", "token_layer", "upload", "cache_event", "token_expert"),
-}
+BLOCKS = {f"{kind}_block" for kind in EVENT_DTYPES}
+TABLES = {"expert_second", "token_expert", *EVENT_DTYPES} | set(schema.metadata.tables) - BLOCKS - {"meta"}
+"""All tables of the schema, its blocks as rows."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +30,15 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> queries.Database:
     run.load_samples("test-1", 12, failures=3)
     sink.dropped("upload", 7)
     sink.close()
-    return queries.open_database(url)
+    db = queries.open_database(url)
+    begin_s = queries.runs(db)[0].started_s
+    with sqlite3.connect(db.path) as connection:
+        connection.execute("DELETE FROM machine_sample")
+        connection.executemany(
+            "INSERT INTO machine_sample (run_id, at_s, load_1m) VALUES (1, ?, 1.0)",
+            [(begin_s + second,) for second in range(6)],
+        )
+    return db
 
 
 def sql(db: queries.Database, statement: str) -> list[Any]:
@@ -89,13 +87,14 @@ def test_unpacked_experts_equal_the_view_and_the_sums(db: queries.Database, tmp_
 
 def test_a_range_holds_its_seconds_alone(db: queries.Database, tmp_path: Path) -> None:
     run = queries.runs(db)[0]
-    counts = write_csv(db, export_window(db, run, begin="2", end="4"), tmp_path)
+    counts = write_csv(db, export_window(db, run, begin="1.995", end="3.995"), tmp_path)
     steps = [
         float(row["started_s"]) for row in csv.DictReader((tmp_path / "step.csv").open(encoding="utf-8"))
     ]
     assert len(steps) == counts["step"] == 20
-    assert run.started_s + 2 <= min(steps) <= max(steps) < run.started_s + 4
-    within = f"started_s >= {run.started_s + 2} AND started_s < {run.started_s + 4}"
+    assert counts["machine_sample"] == 2
+    assert run.started_s + 1.995 <= min(steps) <= max(steps) < run.started_s + 3.995
+    within = f"started_s >= {run.started_s + 1.995} AND started_s < {run.started_s + 3.995}"
     first, last = sql(db, f"SELECT min(step), max(step) FROM step WHERE {within}")[0]
     inside = sql(db, f"SELECT count(*) FROM upload WHERE step BETWEEN {first} AND {last}")[0][0]
     assert counts["upload"] == inside > 0

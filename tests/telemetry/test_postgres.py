@@ -18,6 +18,7 @@ from twofold.telemetry import queries, schema
 from twofold.telemetry.summary import summarise
 from twofold.telemetry.writer import DatabaseSink, open_sink
 from twofold.tools.cli.doctor.machine_checks import check_telemetry
+from twofold.tools.cli.main import main
 
 from tests.dashboard.synthetic_run import ManualClock, run_info, synthetic_history
 from tests.e2e.waiting import wait_until
@@ -140,6 +141,19 @@ def test_every_query_has_the_same_result_as_on_sqlite(tmp_path: Path, url: str, 
     assert len(expected["view token_layer"]) > 0
     for name in expected:
         np.testing.assert_equal(found[name], expected[name], err_msg=name)
+
+
+def test_check_prints_the_database_size(
+    server: PostgresServer, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_history(url)
+    main(["telemetry", "check", "--telemetry-url", url])
+    printed = capsys.readouterr().out.splitlines()
+    name = url.rpartition("?")[0].rpartition("/")[2]
+    ((size,),) = server.sql(name, "SELECT pg_database_size(current_database())")
+    assert printed[1] == f"size: {size / 1e6:,.1f} MB"
+    assert size > 1e6
+    assert printed[0].startswith("postgresql+psycopg://twofold@/"), "a URL is no path: its slashes stay"
 
 
 def test_two_engines_write_one_database_and_are_distinguished(url: str) -> None:

@@ -142,6 +142,27 @@ def test_a_request_is_found_by_its_index(tmp_path: Path) -> None:
     assert any("token_layer_block_by_request (run_id=? AND request=?" in row[3] for row in plan), plan
 
 
+def test_experts_are_counted_without_unpacking_them(tmp_path: Path) -> None:
+    """Datasette counts a view before it opens it, and has one second for that: 10 million rows here took 14 s."""
+    even, uneven = drawn("token_layer", 900), drawn("token_layer", 300)
+    even["num_routed"], even["request"] = 16, 1
+    uneven["request"] = 2
+    path = written(tmp_path, token_layer=np.concatenate([even, uneven]))
+    instructions = 0
+
+    def count() -> None:
+        nonlocal instructions
+        instructions += 1
+
+    with sqlite3.connect(path) as database:
+        database.set_progress_handler(count, 1)
+        ((found,),) = database.execute("SELECT count(*) FROM token_expert WHERE request = 1").fetchall()
+        assert found == 16 * len(even)
+        assert instructions < 8 * found
+        ((found,),) = database.execute("SELECT count(*) FROM token_expert WHERE request = 2").fetchall()
+        assert found == uneven["num_routed"].sum()
+
+
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("views") / "t.db"
@@ -154,7 +175,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_datasette_shows_experts(run_file: Path) -> None:
     async def requested(path: str) -> Any:
-        datasette = Datasette([str(run_file)], settings={"sql_time_limit_ms": 20_000})
+        datasette = Datasette([str(run_file)], settings={"suggest_facets": False})
         answer = await datasette.client.get(path)
         assert answer.status_code == 200, answer.text[:300]
         return answer.json()

@@ -22,7 +22,9 @@ class Report:
     path: str
     schema_version: int
     file_bytes: int
-    log_bytes: int
+    """Size of the file, or of the PostgreSQL database with its indices."""
+    log_bytes: int | None
+    """Size of SQLite's write-ahead log; None on PostgreSQL, whose log serves all databases of the server."""
     num_runs: int
     num_rows: dict[str, int]
     """By table."""
@@ -75,10 +77,10 @@ def check_database(db: Database) -> Report:
     runs = queries.runs(db, limit=1_000_000)
     lost = {run.run_id: sum(each.num_events for each in queries.dropped(db, run)) for run in runs}
     return Report(
-        path=str(path),
+        path=db.path,
         schema_version=schema.SCHEMA_VERSION,
-        file_bytes=_size(path),
-        log_bytes=_size(Path(f"{path}-wal")),
+        file_bytes=_size(path) if db.is_file else _database_size(db),
+        log_bytes=_size(Path(f"{path}-wal")) if db.is_file else None,
         num_runs=len(runs),
         num_rows=rows,
         faults=_faults(db),
@@ -96,6 +98,10 @@ def _missing_steps(db: Database) -> dict[int, int]:
         )
     )
     return {int(run_id): int(missing) for run_id, missing in spans if missing}
+
+
+def _database_size(db: Database) -> int:
+    return int(db.rows(text("SELECT pg_database_size(current_database())"))[0][0])
 
 
 def _size(path: Path) -> int:

@@ -21,6 +21,12 @@ _Bytes = Callable[[str, int], str]
 """The SQL for byte `offset` of an entry; the text is the SQL for the entry's first byte, counted from 0."""
 
 _BYTES: Final = "x'" + bytes(range(256)).hex() + "'"
+_WIDTH: Final = "(length(b.experts) / (2 * b.num_events))"
+"""The SQL for the entries per event of a token_layer block's arrays."""
+_UNEVEN: Final = (
+    f"CASE WHEN replace(hex(b.num_routed), printf('%02X', {_WIDTH}), '') = '' THEN '0,' ELSE '1,' END"
+)
+"""SQLite's SQL for '0,' if every event of a block has as many experts as its arrays have entries, else '1,'."""
 _PLACEMENT: Final = " ".join(f"WHEN {int(each)} THEN '{each.name.lower()}'" for each in Placement)
 
 
@@ -54,24 +60,24 @@ def _event_view(kind: str, dialect: str) -> str:
 def _token_expert_view(dialect: str) -> str:
     """One row per routed expert, by descending weight."""
     kind = "token_layer"
+    event = f"({_index(dialect)} / {_WIDTH})"
+    rank = f"({_index(dialect)} - {event} * {_WIDTH})"  # psycopg takes a percent sign for a parameter
     scalars = [
-        f"{_value(kind, name, dialect)} AS {name}" for name in ("step", "request", "position", "layer")
+        f"{_value(kind, name, dialect, event)} AS {name}" for name in ("step", "request", "position", "layer")
     ]
     arrays = "experts", "placement", "weights", "devices"
-    entries = {name: _entry(kind, name, dialect, "r.rank") for name in arrays}
-    ranks = " UNION ALL ".join(f"SELECT {rank} AS rank" for rank in range(_most_routed()))
+    entries = {name: _entry(kind, name, dialect, event=event, rank=rank) for name in arrays}
+    is_routed = f"{rank} < {_value(kind, 'num_routed', dialect, event)}"
+    if dialect == "sqlite":
+        # Nothing is unpacked to count the rows of blocks whose events have equally many experts.
+        is_routed = f"(e.value = 0 OR {is_routed})"
     return (
         f"CREATE VIEW token_expert AS {_with_bytes(dialect)}SELECT {_block_keys()}, {', '.join(scalars)}, "
-        f"r.rank AS rank, {entries['experts']} AS expert, "
+        f"{rank} AS rank, {entries['experts']} AS expert, "
         f"CASE {entries['placement']} {_PLACEMENT} END AS placement, {entries['weights']} AS weight, "
         f"{entries['devices']} AS device "
-        f"{_from(kind, dialect)} CROSS JOIN ({ranks}) r WHERE r.rank < {_value(kind, 'num_routed', dialect)}"
+        f"{_from(kind, dialect, f'b.num_events * {_WIDTH}', _UNEVEN)} WHERE {is_routed}"
     )
-
-
-def _most_routed() -> int:
-    """Most experts of a token and layer that an event can hold."""
-    return int(EVENT_DTYPES["token_layer"]["experts"].shape[0])
 
 
 def _with_bytes(dialect: str) -> str:
@@ -83,42 +89,43 @@ def _block_keys() -> str:
     return "b.run_id AS run_id, b.first_step AS first_step, b.last_step AS last_step"
 
 
-def _from(kind: str, dialect: str) -> str:
-    """Blocks, each with a row per event, whose index is `e.i`."""
+def _from(kind: str, dialect: str, num_rows: str = "b.num_events", value: str = "'0,'") -> str:
+    """Blocks, each with num_rows rows, whose index is `_index`; on SQLite with `value` as text in JSON."""
     if dialect == "postgresql":
-        return f"FROM {kind}_block b CROSS JOIN LATERAL generate_series(0, b.num_events - 1) AS e(i)"
-    # SQLite's series: a JSON array of as many zeros; its keys count from 0.
-    zeros = "'[' || rtrim(replace(hex(zeroblob(b.num_events)), '00', '0,'), ',') || ']'"
-    return f"FROM k CROSS JOIN {kind}_block b CROSS JOIN json_each({zeros}) AS e"
+        return f"FROM {kind}_block b CROSS JOIN LATERAL generate_series(0, {num_rows} - 1) AS e(i)"
+    # SQLite's series: a JSON array of as many equal numbers; its keys count from 0.
+    numbers = f"'[' || rtrim(replace(hex(zeroblob({num_rows})), '00', {value}), ',') || ']'"
+    return f"FROM k CROSS JOIN {kind}_block b CROSS JOIN json_each({numbers}) AS e"
 
 
 def _index(dialect: str) -> str:
     return "e.i" if dialect == "postgresql" else "e.key"
 
 
-def _value(kind: str, name: str, dialect: str) -> str:
-    """The SQL for a field of event `e`: a number, or the event's part of an array's blob."""
+def _value(kind: str, name: str, dialect: str, event: str = "") -> str:
+    """The SQL for a field of event `event`, the row's by default: a number, or its part of an array's blob."""
+    event = event or _index(dialect)
     if name in KEYS[kind]:
         return f"b.{name}"
     dtype = blob_dtypes(kind)[name]
     if dtype.subdtype is None:
-        value = _number(f"b.{name}", f"{_index(dialect)} * {dtype.itemsize}", dtype, dialect)
+        value = _number(f"b.{name}", f"{event} * {dtype.itemsize}", dtype, dialect)
         return f"b.first_step + {value}" if name == "step" else _or_zero(name, value)
     size = dtype.subdtype[0].itemsize
-    routed = _value(kind, "num_routed", dialect)
-    start = f"{_index(dialect)} * (length(b.{name}) / b.num_events) + 1"
+    routed = _value(kind, "num_routed", dialect, event)
+    start = f"{event} * (length(b.{name}) / b.num_events) + 1"
     if dialect == "postgresql":
         return f"substring(b.{name}, ({start})::int, ({size} * {routed})::int)"
     part = f"substr(b.{name}, {start}, {size} * {routed})"
     return f"coalesce({part}, x'')" if name in SPARSE else part  # SQLite's part of an empty blob is NULL
 
 
-def _entry(kind: str, name: str, dialect: str, rank: str) -> str:
+def _entry(kind: str, name: str, dialect: str, *, event: str, rank: str) -> str:
     """The SQL for one entry of an event's array."""
     subdtype = blob_dtypes(kind)[name].subdtype
     assert subdtype is not None
     dtype = subdtype[0]
-    start = f"{_index(dialect)} * (length(b.{name}) / b.num_events) + {rank} * {dtype.itemsize}"
+    start = f"{event} * (length(b.{name}) / b.num_events) + {rank} * {dtype.itemsize}"
     return _or_zero(name, _number(f"b.{name}", start, dtype, dialect))
 
 

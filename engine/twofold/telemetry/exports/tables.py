@@ -44,6 +44,7 @@ _KEYS: Final = {
     "training_step": "step",
     "control": "at_s",
     "layer_second": "at_s",
+    "machine_sample": "at_s",
     "load_sample": "finished_s",
     "run_total": "name",
     "dropped": "kind",
@@ -51,6 +52,7 @@ _KEYS: Final = {
 """Exported tables that hold plain rows, and the column by which they are read in parts."""
 _TIMES: Final = {
     "layer_second": "at_s",
+    "machine_sample": "at_s",
     "training_step": "at_s",
     "control": "at_s",
     "load_sample": "finished_s",
@@ -109,7 +111,9 @@ def _selection(window: ExportWindow, table: Table) -> ColumnElement[bool]:
     # Times of load samples are their client's, whose clock may differ.
     if time is None or window.is_whole:
         return of_run
-    return and_(of_run, column[time] >= int(window.begin_s), column[time] < window.end_s)
+    # A whole second holds all that began in it.
+    begin_s = int(window.begin_s) if isinstance(column[time].type, Integer) else window.begin_s
+    return and_(of_run, column[time] >= begin_s, column[time] < window.end_s)
 
 
 def _pages(db: Database, window: ExportWindow, table: Table, *, key: str) -> Iterator[list[Any]]:

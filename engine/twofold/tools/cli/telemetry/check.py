@@ -23,7 +23,8 @@ def run(args: argparse.Namespace, url: str) -> int:
         print(json.dumps({**asdict(report), "problems": report.problems}, indent=2))
     else:
         print(f"{report.path}: schema version {report.schema_version}, {report.num_runs:,} runs")
-        print(f"size: {report.file_bytes / 1e6:,.1f} MB, log {report.log_bytes / 1e6:,.1f} MB")
+        log = "" if report.log_bytes is None else f", log {report.log_bytes / 1e6:,.1f} MB"
+        print(f"size: {report.file_bytes / 1e6:,.1f} MB{log}")
         for name, count in report.num_rows.items():
             print(f"  {name:<18} {count:>12,} rows")
         for problem in report.problems:
