@@ -6,10 +6,12 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from twofold.telemetry.writer import open_sink
 
+from dashboard.pace import interval_s, slow_down
 from dashboard.pages import PAGES
 from scripts.headless_chromium import DevTools, browser, chromium, open_page, wait_until_ready
 from tests.dashboard.measure_refresh import LongRun
@@ -79,3 +81,18 @@ def test_cores_per_viewer(tmp_path: Path) -> None:
     print("\n".join(f"  {name:12s} {value:.3f}" for name, value in found.items()))
     assert found["ended run"] <= found["no viewer"] + MOST_CORES_ENDED
     assert max(found[page.name] for page in pages) <= MOST_CORES_LIVE
+
+
+def test_a_costly_page_refreshes_less_often() -> None:
+    state: dict[str, Any] = {}
+    assert interval_s(state, "overview") == 2.0
+    assert not slow_down(state, "overview", 0.9)  # fills caches
+    assert not slow_down(state, "overview", 0.04)
+    assert not slow_down(state, "overview", 0.5)  # once only
+    assert slow_down(state, "overview", 0.2)
+    assert interval_s(state, "overview") == 10.0
+    assert not slow_down(state, "overview", 0.19)
+    assert not slow_down(state, "overview", 9.0)
+    assert slow_down(state, "overview", 9.0)
+    assert interval_s(state, "overview") == 30.0
+    assert interval_s(state, "requests") == 2.0
