@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, compress, groupby, islice, repeat
 from typing import Any, Final
 
 from sqlalchemy import Connection, LargeBinary, Table, Text
@@ -16,6 +16,8 @@ from sqlalchemy import Connection, LargeBinary, Table, Text
 from twofold.telemetry import schema
 
 Row = tuple[Any, ...]
+Filled = tuple[bool, ...]
+"""Whether each column of a row is not NULL."""
 
 _CHUNK_ROWS: Final = 1024
 """Rows converted to tuples at a time: holds the interpreter lock for well under a millisecond."""
@@ -24,7 +26,7 @@ _CHUNK_ROWS: Final = 1024
 def insert(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
     """Add rows to a table whose rows are never changed."""
     if connection.dialect.name != "postgresql":
-        return _execute(connection, _insert_sql(table, "?"), rows)
+        return _insert_filled(connection, table, rows)
     remaining = iter(rows)
     first = next(remaining, None)
     if first is None:
@@ -37,6 +39,18 @@ def insert(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
         for row in chain([first], remaining):
             copy.write_row(_as_stored(row))
     return None
+
+
+def _insert_filled(connection: Connection, table: Table, rows: Iterable[Row], verb: str = "INSERT") -> None:
+    """Add rows to a table of SQLite in their order, consecutive ones with the same columns filled together.
+
+    sqlite3 takes 0.8 us to bind a None, seven times a number, and most of a step's columns are often NULL.
+    """
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, _CHUNK_ROWS)):
+        for filled, group in groupby(chunk, lambda row: tuple([value is not None for value in row])):
+            given = [tuple([value for value in row if value is not None]) for row in group]
+            connection.exec_driver_sql(_insert_sql(table, "?", filled, verb), given)
 
 
 def insert_run(connection: Connection, values: dict[str, Any]) -> int:
@@ -52,7 +66,9 @@ def replace(connection: Connection, table: Table, rows: Iterable[Row], *, added:
     mark = "?"
     if connection.dialect.name == "postgresql":
         mark, rows = "%s", map(_as_stored, rows)
-    _execute(connection, _replace_sql(table, mark, added), rows)
+    elif added is None:
+        return _insert_filled(connection, table, rows, "INSERT OR REPLACE")
+    return _execute(connection, _replace_sql(table, mark, added), rows)
 
 
 def _execute(connection: Connection, sql: str, rows: Iterable[Row]) -> None:
@@ -62,10 +78,11 @@ def _execute(connection: Connection, sql: str, rows: Iterable[Row]) -> None:
 
 
 @cache
-def _insert_sql(table: Table, mark: str) -> str:
-    names = schema.column_names(table)
+def _insert_sql(table: Table, mark: str, filled: Filled | None = None, verb: str = "INSERT") -> str:
+    """filled: which columns are given, in their order; None: all."""
+    names = list(compress(schema.column_names(table), repeat(True) if filled is None else filled))
     quoted = ", ".join(f'"{name}"' for name in names)
-    return f"INSERT INTO {table.name} ({quoted}) VALUES ({', '.join([mark] * len(names))})"  # noqa: S608
+    return f"{verb} INTO {table.name} ({quoted}) VALUES ({', '.join([mark] * len(names))})"
 
 
 @cache
