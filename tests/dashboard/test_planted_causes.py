@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dashboard.planted_causes import PLANTS, WALL, trials
+from tests.dashboard.planted_causes import PLANTS, trials
 
 NUM_TRIALS = 5
 ROUNDS = 3
@@ -34,7 +34,6 @@ def test_a_planted_cause_is_named_first(tmp_path: Path, how: str, kinds: tuple[s
         found = trials(how, missing, NUM_TRIALS, folder)
         assert all(cause is None for ratio, cause in found.pop("quiet") if ratio < 1.15)
         for kind, results in found.items():
-            assert all(ratio >= 1.15 for ratio, _ in results) or kind not in WALL
             of_round = Counter(cause for _, cause in results)
             seen[kind] += of_round
             if of_round[kind] > NUM_TRIALS // 2:
