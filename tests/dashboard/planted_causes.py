@@ -39,7 +39,7 @@ PLANTS: Final = {
 """The plants, and the engine: of the CPU alone, with weights mapped from a file, or with an emulated GPU."""
 WALL: Final = ("busy core", "stopped", "prompt", "collection", "pinned thread", "lock", "disk")
 """Plants that the wall clock shows, also of an engine with an emulated GPU."""
-BESIDE: Final = 60
+BESIDE: Final = 130
 """Steps before a planted one, with which it is compared."""
 _SPIN: Final = (
     "import os, sys, time\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nend = time.monotonic() + %f\n"

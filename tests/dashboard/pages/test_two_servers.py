@@ -22,7 +22,7 @@ SERVERS = {
 }
 SHARED = {"compare", "fleet", "loadtests"}
 """Pages that show more than the chosen run: runs side by side, servers together, tests of all servers."""
-WITHOUT_FIGURES = {"compare", "fleet", "lab", "training"}
+WITHOUT_FIGURES = {"compare", "fleet", "lab", "slow_steps", "training"}
 """Pages whose figures are those of both runs, or are drawn only after a button was pressed."""
 
 

@@ -105,7 +105,7 @@ class StepFigures:
 def figures_of_steps(
     db: Database, run: Run, steps: tuple[int, ...], chosen: int
 ) -> tuple[StepFigures, StepFigures] | None:
-    """(step `chosen`, medians of `steps`); None if the row of `chosen` was lost or removed by retention.
+    """(step `chosen`, medians of the other `steps`); None if the row of `chosen` was lost or removed by retention.
 
     steps: ascending, those that the chosen one is compared with.
     """
@@ -113,13 +113,15 @@ def figures_of_steps(
     if chosen not in found:
         return None
     is_compared = np.isin(found, steps)
+    if is_compared.sum() > 1:  # it may have the only reading of the counters
+        is_compared &= found != chosen
     compared = {name: values[is_compared] for name, values in table.items()}
     usual = usual_figures(compared)
     return figures_at(table, int(np.flatnonzero(found == chosen)[0]), usual), usual
 
 
-_MOST_COUNTED: Final = 32
-"""Most steps that one reading of the counters covers."""
+_MOST_COUNTED: Final = 256
+"""Most steps that one reading of the counters covers: 32, or as many as it takes to save the time of a reading."""
 
 
 Table = Mapping[str, npt.NDArray[np.float64]]
