@@ -3,13 +3,21 @@
 // instruction. Anonymous namespace, as subblock_scales.h.
 #pragma once
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
 #include "twofold/kernels.h"
 
 namespace twofold::kernels {
 namespace {
+
+// 0 to kCount - 1 as a parameter pack; no header of std:: may be compiled for a level.
+template <int... kNumber>
+struct Numbers {};
+template <int kCount, int... kNumber>
+struct Count : Count<kCount - 1, kCount - 1, kNumber...> {};
+template <int... kNumber>
+struct Count<0, kNumber...> {
+  using type = Numbers<kNumber...>;
+};
 
 // Rows of 32-bit words, from slices that begin `stride` bytes after each other: blocks of words turned by rounds of
 // interleaving. Word by word it took a third of a training step.
@@ -31,10 +39,9 @@ struct SliceRows {
     for (int i = 0; i < kSide; ++i) __builtin_memcpy(&block[i], from + i * stride, sizeof(Words));
     for (int round = 1; round < kSide; round *= 2) {
       for (int i = 0; i < kSide / 2; ++i) {
-        mixed[2 * i] =
-            interleaved<0>(block[i], block[i + kSide / 2], std::make_integer_sequence<int, kSide>());
+        mixed[2 * i] = interleaved<0>(block[i], block[i + kSide / 2], typename Count<kSide>::type());
         mixed[2 * i + 1] =
-            interleaved<kSide / 2>(block[i], block[i + kSide / 2], std::make_integer_sequence<int, kSide>());
+            interleaved<kSide / 2>(block[i], block[i + kSide / 2], typename Count<kSide>::type());
       }
       for (int i = 0; i < kSide; ++i) block[i] = mixed[i];
     }
@@ -43,13 +50,25 @@ struct SliceRows {
 
   // Words of a and b in turn, from word kFirst on.
   template <int kFirst, int... kLane>
-  static Words interleaved(Words a, Words b, std::integer_sequence<int, kLane...>) {
+  static Words interleaved(Words a, Words b, Numbers<kLane...>) {
     return __builtin_shufflevector(a, b, (kFirst + kLane / 2 + kLane % 2 * kSide)...);
   }
 };
 
 template <int kBits>
-using Unsigned = std::conditional_t<kBits == 8, uint8_t, std::conditional_t<kBits == 16, uint16_t, uint32_t>>;
+struct UnsignedOf {
+  using type = uint32_t;
+};
+template <>
+struct UnsignedOf<8> {
+  using type = uint8_t;
+};
+template <>
+struct UnsignedOf<16> {
+  using type = uint16_t;
+};
+template <int kBits>
+using Unsigned = typename UnsignedOf<kBits>::type;
 
 // V supplies the integers of quantised formats and is not used for others.
 template <class V, class Format>
