@@ -219,7 +219,7 @@ std::vector<std::vector<std::vector<int>>> future_of(const RoutingTrace& trace,
   std::vector<std::vector<std::vector<int>>> future(static_cast<size_t>(trace.num_layers));
   EventReader reader(trace);
   for (size_t step = 0; step < shapes.size(); ++step) {
-    for (const uint8_t prompt : {1, 0}) {
+    for (const int prompt : {1, 0}) {
       std::vector<int64_t> rows;
       for (int64_t row = steps.begins[step]; row < steps.begins[step + 1]; ++row)
         if (shapes[step].prefill_rows[static_cast<size_t>(row - steps.begins[step])] == prompt)
