@@ -80,6 +80,13 @@ void EventReader::read(const std::vector<int64_t>& rows, int layer) {
   }
 }
 
+std::vector<int> EventReader::distinct() const {
+  std::vector<int> found(ids.begin(), ids.end());
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
+
 std::vector<std::vector<std::vector<int>>> future_of(const RoutingTrace& trace, int batch) {
   std::vector<std::vector<std::vector<int>>> future(static_cast<size_t>(trace.num_layers));
   BatchSchedule schedule(trace, batch);
@@ -89,10 +96,7 @@ std::vector<std::vector<std::vector<int>>> future_of(const RoutingTrace& trace, 
   while (schedule.next(rows, num_started)) {
     for (int layer = 0; layer < trace.num_layers; ++layer) {
       reader.read(rows, layer);
-      std::vector<int> active(reader.ids.begin(), reader.ids.end());
-      std::sort(active.begin(), active.end());
-      active.erase(std::unique(active.begin(), active.end()), active.end());
-      future[static_cast<size_t>(layer)].push_back(std::move(active));
+      future[static_cast<size_t>(layer)].push_back(reader.distinct());
     }
   }
   return future;

@@ -226,10 +226,7 @@ std::vector<std::vector<std::vector<int>>> future_of(const RoutingTrace& trace,
           rows.push_back(row);
       for (int layer = 0; layer < trace.num_layers && !rows.empty(); ++layer) {
         reader.read(rows, layer);
-        std::vector<int> active(reader.ids.begin(), reader.ids.end());
-        std::sort(active.begin(), active.end());
-        active.erase(std::unique(active.begin(), active.end()), active.end());
-        future[static_cast<size_t>(layer)].push_back(std::move(active));
+        future[static_cast<size_t>(layer)].push_back(reader.distinct());
       }
     }
   }

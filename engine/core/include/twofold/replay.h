@@ -47,6 +47,7 @@ class EventReader {
  public:
   explicit EventReader(const RoutingTrace& trace) : trace_(trace) {}
   void read(const std::vector<int64_t>& rows, int layer);
+  std::vector<int> distinct() const;  // of ids, ascending
 
   std::vector<int32_t> ids;
   std::vector<float> weights;  // empty where the trace has none

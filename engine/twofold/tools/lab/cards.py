@@ -102,7 +102,7 @@ def with_card(host: MachineProfile, card: Card, *, pcie: int) -> MachineProfile:
 def routing_like(trace: Trace, shape: ModelShape, *, seed: int = 0) -> Trace:
     """Drawn routing for another model: as skewed as the recorded one, with as many repeats from token to token.
 
-    A layer takes the sorted popularity of the recorded layer at its relative depth, spread over its own number of
+    A layer takes the sorted popularity of the recorded layer at its relative depth, interpolated to the other model's
     experts. Everything else of the other model's routing is unknown, so predictions from it are less certain.
     """
     layers, experts, top_k = shape.routing
