@@ -215,13 +215,14 @@ class _Excess:
         before_us = (self._steps - 1) * self._usual.times.wall_us + self._step.earlier_excess_us
         of_others_us = min(self._waited_us, max(0.0, self._counted("others_core_wait_us") - before_us))
         switches = self._counted("involuntary_switches")
-        if counters.core_wait_us is None and switches >= 1:  # the kernel tells no times
+        pinned = int(counters.num_pinned_threads or 0)
+        is_pinned = pinned > (self._usual.counters.num_pinned_threads or 0)
+        if is_pinned or (counters.core_wait_us is None and switches >= 1):  # a wait goes on, or has no times
             of_others_us = self._waited_us
         explained_us = self._core_us + of_others_us
         self._waited_us = max(0.0, self._waited_us - of_others_us)
         how_long = "" if counters.core_wait_us is None else f" for {formats.microseconds(explained_us)}"
-        pinned = int(counters.num_pinned_threads or 0)
-        if pinned > (self._usual.counters.num_pinned_threads or 0):
+        if is_pinned:
             threads = "a computing thread was" if pinned == 1 else f"{pinned} computing threads were"
             text = f"{threads} pinned to fewer cores than at the start, and waited{how_long} for one"
             return Cause("pinned thread", explained_us, text)

@@ -72,11 +72,12 @@ def _charts(db: queries.Database, run: queries.Run, overview: queries.Overview) 
         "Tokens per second",
         times.speed(overview.at_s, overview.decode_tokens_per_s, overview.prefill_tokens_per_s),
     )
-    for name, values_s in (
-        ("Time to first token (TTFT), ms", at_client.ttft_s),
-        ("Time per output token (TPOT), ms", at_client.itl_s),
+    gaps = queries.token_gaps(db, run, overview.window)
+    for name, at_s, values_s in (
+        ("Time to first token (TTFT), ms", at_client.finished_s, at_client.ttft_s),
+        ("Gap between tokens (ITL), ms", gaps.at_s, gaps.gap_s),
     ):
-        yield name, base.percentiles(queries.percentile_series(at_client.finished_s, values_s * 1e3))
+        yield name, base.percentiles(queries.percentile_series(at_s, values_s * 1e3))
     yield (
         "Where the wall time of steps goes, %",
         times.parts(overview.at_s, overview.part_seconds, bucket_s=overview.bucket_s),

@@ -116,7 +116,7 @@ def _series(view: View) -> dict[str, np.ndarray]:
     busy = overview.decode_tokens_per_s > 0
     return {
         "TTFT": at_client.ttft_s,
-        "TPOT": at_client.itl_s,
+        "TPOT": at_client.tpot_s,
         "E2E": at_client.e2e_s,
         "decode tokens/s": np.where(busy, overview.decode_tokens_per_s, np.nan),
         "hit rate": overview.hit_rate if view.run.has_slots else np.full(1, np.nan),

@@ -53,7 +53,7 @@ def body(view: View) -> None:
             alt="p50, p95 and p99 of the time to first token",
             advice="Rises with the queue: raise --max-num-seqs. With long prompts: see --max-itl-ms.",
         )
-    _latency_and_prefixes(overview, at_client)
+    _gaps_and_prefixes(view, overview, at_client)
     _steps_and_placement(view, overview)
     _link_and_queue(view, overview)
     _kv_cache(overview)
@@ -61,16 +61,17 @@ def body(view: View) -> None:
     st.caption(f"Which steps took longest, and why: [Slow steps](slow_steps?run={view.run.run_id}).")
 
 
-def _latency_and_prefixes(overview: queries.Overview, at_client: queries.ClientTimes) -> None:
+def _gaps_and_prefixes(view: View, overview: queries.Overview, at_client: queries.ClientTimes) -> None:
     left, right = st.columns(2)
-    with parts.card(left, "overview-7", "Time per output token (TPOT), ms"):
-        series = queries.percentile_series(at_client.finished_s, at_client.itl_s * 1e3, max_buckets=60)
+    with parts.card(left, "overview-7", "Gap between tokens (ITL), ms"):
+        gaps = view.query(queries.token_gaps, view.span)
         parts.chart(
-            base.percentiles(series),
+            base.percentiles(queries.percentile_series(gaps.at_s, gaps.gap_s * 1e3, max_buckets=60)),
             key="itl",
             lost=overview.lost,
-            alt="p50, p95 and p99 of the time per output token of the requests that ended",
-            advice="Rises with the batch: that is its price. Rises without it: find the slow tokens on Requests.",
+            alt="p50, p95 and p99 of the time between two tokens of an answer, from the ends of consecutive steps",
+            advice="p50 rises with the batch: that is its price. p99 alone rises: Slow steps tells why.",
+            note="" if gaps.every == 1 else f"From one step in {gaps.every:,}.",
         )
     with parts.card(right, "overview-8", "Prompt tokens found in the prefix cache, %"):
         starts, share = at_client.cached_share()
@@ -125,7 +126,7 @@ def _client_times(
         ),
         _percentiles(
             "TPOT, p50",
-            at_client.itl_s,
+            at_client.tpot_s,
             "Time per output token: the mean gap between an answer's tokens, of the window's requests, wall clock.",
         ),
     )

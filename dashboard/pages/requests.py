@@ -18,7 +18,7 @@ ANY = "anything"
 ORDERS = {
     "newest": "Newest first",
     "ttft": "Longest time to first token",
-    "itl": "Longest time per output token",
+    "tpot": "Longest time per output token",
     "gap": "Longest gap between two tokens",
     "e2e": "Longest end to end",
     "prompt": "Longest prompt",
@@ -152,7 +152,7 @@ def _columns() -> dict[str, object]:
 
 
 def _figures(view: View, request: queries.Request) -> None:
-    ttft, itl, e2e = queries.times_at_client(request)
+    ttft, tpot, e2e = queries.times_at_client(request)
     further = request.completion_tokens - 1
     clock = (None, None)
     if view.run.emulated:
@@ -168,7 +168,7 @@ def _figures(view: View, request: queries.Request) -> None:
     st.markdown(f"**Request {request.number}** `{request.request_id}`")
     parts.metrics(
         Shown("TTFT", formats.seconds(ttft), "Time to first token, wall clock.", clock[0]),
-        Shown("TPOT", formats.seconds(itl), "Time per output token, wall clock.", clock[1]),
+        Shown("TPOT", formats.seconds(tpot), "Time per output token, wall clock.", clock[1]),
         Shown("E2E", formats.seconds(e2e), "From the request's begin to its end, wall clock."),
         Shown("Prompt tokens", f"{request.prompt_tokens:,}", None, f"{request.cached_tokens:,} cached"),
         Shown("Answer tokens", f"{request.completion_tokens:,}"),

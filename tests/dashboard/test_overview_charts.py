@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 from twofold.telemetry import queries
+from twofold.telemetry.queries import gaps
 from twofold.telemetry.queries.step_times import STEP_PARTS
 
 from dashboard import palette
@@ -42,6 +43,36 @@ def test_kv_use_and_preemptions_are_sqls(monkeypatch: pytest.MonkeyPatch, emulat
     assert preempted.sum() == sum(count for _, count in seconds) > 0
     assert f"{preempted.sum():.0f} preemptions" in texts(app)
     assert "Shaded" not in texts(app)
+
+
+@pytest.mark.parametrize("most", [gaps.MAX_STEPS, 40])
+def test_gaps_between_tokens_are_the_ends_of_steps(
+    monkeypatch: pytest.MonkeyPatch, emulated: Path, most: int
+) -> None:
+    monkeypatch.setattr(gaps, "MAX_STEPS", most)
+    with sqlite3.connect(emulated) as connection:
+        steps = connection.execute(
+            "SELECT step, started_s, started_s + wall_us / 1e6, num_decode_tokens - num_drafted_tokens FROM step"
+        ).fetchall()
+    every = max(1, -(-len(steps) // most))
+    ends = {step: end_s for step, _, end_s, _ in steps}
+    at_s, gap_s = zip(
+        *(
+            (begun_s, end_s - ends[step - 1])
+            for step, begun_s, end_s, answers in steps
+            for _ in range(answers)
+            if step - 1 in ends and step % every == 0
+        ),
+        strict=True,
+    )
+    assert max(answers for *_, answers in steps) > 1, "a step counts once for each answer"
+    expected = queries.percentile_series(np.array(at_s), np.array(gap_s) * 1e3, max_buckets=60)
+    monkeypatch.setattr("dashboard.view._shared", lambda key, compute: compute())
+    app = show(monkeypatch, emulated)
+    lines = spec(app, "itl")["data"]
+    for line, values in zip(lines, (expected.p99, expected.p95, expected.p50), strict=True):
+        assert values_of(line["y"]) == pytest.approx(values[~np.isnan(values)], rel=1e-4)
+    assert (f"From one step in {every}" in texts(app)) == (every > 1)
 
 
 def test_an_older_run_has_no_chart_of_its_kv_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_every_request_can_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_requests_are_sorted_by_client_times(monkeypatch: pytest.MonkeyPatch, emulated: Path) -> None:
     orders = {
         "ttft": "first_token_s - submitted_s",
-        "itl": "(finished_s - first_token_s) / (completion_tokens - 1)",
+        "tpot": "(finished_s - first_token_s) / (completion_tokens - 1)",
         "e2e": "finished_s - submitted_s",
         "prompt": "prompt_tokens",
         "answer": "completion_tokens",

@@ -13,7 +13,7 @@ from twofold.telemetry.writer import open_sink
 from twofold.tools.cli.main import main
 from twofold.tools.lab import recorded_run
 from twofold.tools.lab.replay import DEFAULT_PRICE
-from twofold.tools.lab.run_trace import run_trace
+from twofold.tools.lab.run_trace import source_of
 
 from tests.dashboard.synthetic_run import ManualClock, run_info, synthetic_history
 from tests.telemetry.postgres_server import running_server
@@ -53,7 +53,7 @@ def rows_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
 def test_a_run_is_replayed_as_the_file_of_its_routing(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace = run_trace(url, run_id=1)
+    trace = source_of(url, run_id=1).trace
     assert trace.num_layers == 3
     file = tmp_path / f"{trace.name}.npz"
     np.savez(
@@ -101,20 +101,20 @@ def test_a_fleet_is_simulated_with_the_routing_of_a_url(url: str, capsys: pytest
 def test_the_machine_of_a_file_is_unknown(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace = run_trace(url)
+    trace = source_of(url).trace
     np.savez(tmp_path / "t.npz", ids=trace.ids, sizes=np.array(trace.sizes), num_experts=np.array(16))
     assert main(["lab", "simulate", str(tmp_path / "t.npz"), "--profile", "run"]) == 2
     assert "give a telemetry URL of a calibrated run" in capsys.readouterr().err
 
 
 def test_the_last_run_is_read_unless_another_is_named(url: str) -> None:
-    assert run_trace(url).num_layers == 4
-    assert 0 < run_trace(url, max_tokens=20).num_tokens <= 20 < run_trace(url).num_tokens
+    assert source_of(url).trace.num_layers == 4
+    assert 0 < source_of(url, max_tokens=20).trace.num_tokens <= 20 < source_of(url).trace.num_tokens
 
 
 def test_a_run_in_postgresql_is_the_same_trace(url: str, postgres_url: str) -> None:
     for run_id in (1, 2):
-        here, there = run_trace(url, run_id), run_trace(postgres_url, run_id)
+        here, there = source_of(url, run_id=run_id).trace, source_of(postgres_url, run_id=run_id).trace
         np.testing.assert_array_equal(here.ids, there.ids)
         np.testing.assert_array_equal(here.offsets, there.offsets)
         assert here.sizes == there.sizes

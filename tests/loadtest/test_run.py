@@ -156,9 +156,10 @@ def page_of(server: ThreadingHTTPServer, tmp_path: Path, *arguments: str) -> lis
                     break
                 assert time.monotonic() < until
                 time.sleep(0.2)
-            while httpx.get(f"http://127.0.0.1:{port}/stats/requests").json()["state"] not in (
-                "stopped",
-                "ready",
+            # "ready" is also what it says before its first user starts; the last samples follow "stopped".
+            while (
+                httpx.get(f"http://127.0.0.1:{port}/stats/requests").json()["state"] != "stopped"
+                or len(samples_of(server)) < len(server.requests)  # type: ignore[attr-defined]
             ):
                 assert time.monotonic() < until
                 time.sleep(0.2)

@@ -41,6 +41,8 @@ from twofold.telemetry.queries.fleet import fleet_runs as fleet_runs
 from twofold.telemetry.queries.fleet import fleet_window as fleet_window
 from twofold.telemetry.queries.fleet import step_costs as step_costs
 from twofold.telemetry.queries.fleet import traced as traced
+from twofold.telemetry.queries.gaps import TokenGaps as TokenGaps
+from twofold.telemetry.queries.gaps import token_gaps as token_gaps
 from twofold.telemetry.queries.history import RunHistory as RunHistory
 from twofold.telemetry.queries.hottest import HotExpert as HotExpert
 from twofold.telemetry.queries.hottest import hottest as hottest

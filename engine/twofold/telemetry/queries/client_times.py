@@ -1,4 +1,4 @@
-"""Times of requests by the wall clock, as clients feel them: TTFT, ITL, end to end, and the parts before them."""
+"""Times of requests by the wall clock, as clients feel them: TTFT, TPOT, end to end, and the parts before them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def e2e_s() -> ColumnElement[float]:
     return schema.request.c.finished_s - schema.request.c.received_s
 
 
-def itl_s() -> ColumnElement[Any]:
+def tpot_s() -> ColumnElement[Any]:
     """Time per output token (TPOT) of an answer; NULL with fewer than two tokens."""
     columns = schema.request.c
     further = case((columns.completion_tokens > 1, columns.completion_tokens - 1))
@@ -63,7 +63,7 @@ class ClientTimes:
 
     finished_s: F64
     ttft_s: F64
-    itl_s: F64
+    tpot_s: F64
     """Mean of each answer."""
     e2e_s: F64
     prompt_tokens: F64
@@ -86,7 +86,7 @@ def client_times(db: Database, run: Run, span: Window) -> ClientTimes:
     """Requests that finished within the window without an error: the latest MAX_REQUESTS."""
     columns = schema.request.c
     query = (
-        select(columns.finished_s, ttft_s(), itl_s(), e2e_s(), columns.prompt_tokens, columns.cached_tokens)
+        select(columns.finished_s, ttft_s(), tpot_s(), e2e_s(), columns.prompt_tokens, columns.cached_tokens)
         .where(
             columns.run_id == run.run_id,
             columns.finished_s >= span.begin_s,
@@ -129,7 +129,7 @@ def waterfall(request: Request) -> list[Part]:
 ORDERS: Final[dict[str, Callable[[], ColumnElement[Any]]]] = {
     "newest": lambda: schema.request.c.number,
     "ttft": ttft_s,
-    "itl": itl_s,
+    "tpot": tpot_s,
     "gap": lambda: schema.request.c.longest_gap_s,
     "e2e": e2e_s,
     "prompt": lambda: schema.request.c.prompt_tokens,
@@ -154,12 +154,12 @@ def sorted_requests(
 
 
 def times_at_client(request: Request) -> tuple[float | None, float | None, float | None]:
-    """TTFT, mean ITL and end-to-end seconds of one request by the wall clock; None where not yet known."""
+    """TTFT, TPOT and end-to-end seconds of one request by the wall clock; None where not yet known."""
     first = request.first_token_s if request.first_sent_s is None else request.first_sent_s
     ttft = None if first is None else first - request.received_s
     if request.finished_s is None:
         return ttft, None, None
-    itl = None
+    tpot = None
     if request.first_token_s is not None and request.completion_tokens > 1:
-        itl = (request.finished_s - request.first_token_s) / (request.completion_tokens - 1)
-    return ttft, itl, request.finished_s - request.received_s
+        tpot = (request.finished_s - request.first_token_s) / (request.completion_tokens - 1)
+    return ttft, tpot, request.finished_s - request.received_s

@@ -21,11 +21,10 @@ from twofold.tools.lab import sweep
 from twofold.tools.lab.fleet_simulation import Arrival, ReplicaLimits, Served, StepTimes, simulate_fleet
 from twofold.tools.lab.replay import Row, names_list, print_rows
 from twofold.tools.lab.report import Table
-from twofold.tools.lab.run_trace import run_trace
+from twofold.tools.lab.run_trace import source_of
 from twofold.tools.lab.shapes import MODEL_HELP, find_shape
 from twofold.tools.lab.simulate import simulate_system
 from twofold.tools.lab.systems import SYSTEMS
-from twofold.tools.lab.trace import load_trace
 from twofold.tools.loadgen.arrivals import arrivals_within
 from twofold.tools.loadgen.lengths import CHAT_INPUT, CHAT_OUTPUT
 from twofold.tools.loadgen.slo import Slo, parse_slos
@@ -176,7 +175,7 @@ def step_times(machine: str, args: argparse.Namespace) -> StepTimes:
         raise ConfigError(
             f"machine {machine!r} is a profile, but no --trace was given; record one with `twofold lab record`"
         )
-    trace = run_trace(args.trace) if "://" in args.trace else load_trace(args.trace)
+    trace = source_of(args.trace).trace
     shape, profile = find_shape(args.model, trace), load_profile(machine)
     played, prior = trace.part("second"), trace.part("first").usage()
     points: list[tuple[float, float, float]] = []

@@ -69,11 +69,6 @@ def price_of(run: queries.Run) -> float | None:
     return float(_core.default_upload_price(shape.cost_model(machine)))
 
 
-def run_trace(url: str, run_id: int | None = None, max_tokens: int = DEFAULT_TOKENS) -> Trace:
-    """The latest decode tokens of a run, of the last one by default; see `recorded`."""
-    return recorded(url, run_id, max_tokens)[0]
-
-
 def recorded(
     url: str, run_id: int | None = None, max_tokens: int = DEFAULT_TOKENS
 ) -> tuple[Trace, queries.Run]:
@@ -122,10 +117,20 @@ class Source:
 
 
 def sources_of(args: argparse.Namespace) -> Iterator[Source]:
-    """The traces that the arguments name: npz files, and runs of telemetry URLs."""
-    for source in args.traces:
-        if "://" in source:
-            trace, run = recorded(source, args.run, args.last_tokens)
-            yield Source(trace, price_of(run), machine_of(run))
-        else:
-            yield Source(load_trace(source, args.num_experts))
+    """The traces that the arguments name."""
+    for text in args.traces:
+        yield source_of(text, num_experts=args.num_experts, run_id=args.run, max_tokens=args.last_tokens)
+
+
+def source_of(
+    text: str,
+    *,
+    num_experts: int | None = None,
+    run_id: int | None = None,
+    max_tokens: int = DEFAULT_TOKENS,
+) -> Source:
+    """A trace: an npz file's, or that of a telemetry URL's run; see `load_trace` and `recorded`."""
+    if "://" not in text:
+        return Source(load_trace(text, num_experts))
+    trace, run = recorded(text, run_id, max_tokens)
+    return Source(trace, price_of(run), machine_of(run))
