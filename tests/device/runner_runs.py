@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from twofold.api.adapter_config import AdapterConfig
 from twofold.api.config import EngineConfig
+from twofold.api.media import PromptMedia
 from twofold.api.types import GenerationRequest, LoadedAdapter, SamplingParams
 from twofold.blocks import ops
 from twofold.device.adapters.loaded import DeviceAdapters
@@ -160,8 +161,10 @@ class Play:
         samplers: Sequence[Sampler],
         num_tokens: int,
         adapters: Sequence[int] = (),
+        media: Sequence[PromptMedia | None] = (),
     ) -> list[list[int]]:
-        """`num_tokens` tokens for each prompt, all at once. adapters: the number of each one's, -1: none."""
+        """`num_tokens` tokens for each prompt, all at once. adapters: the number of each one's, -1: none. media: each
+        one's pictures."""
         scheduler = Scheduler(self._pool, len(prompts), self.max_batched_tokens)
         requests = []
         for number, prompt in enumerate(prompts):
@@ -172,6 +175,7 @@ class Play:
                 lambda chunk: None,
                 f"r{number}",
                 adapter=LoadedAdapter(str(adapter), adapter, "00") if adapter >= 0 else None,
+                media=media[number] if media else None,
             )
             requests.append(Request(number, request, list(prompt), num_tokens))
             scheduler.add(requests[-1])

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy.typing as npt
 
 from twofold.api.constraints import CompiledConstraint
+from twofold.api.media import PromptMedia
 from twofold.api.pooling import Pooling
 from twofold.api.request_origin import DIRECT, RequestOrigin
 from twofold.api.request_times import RequestTimes
@@ -172,6 +173,8 @@ class GenerationRequest:
     Empty: unknown."""
     prefix_labels: tuple[bytes, ...] = ()
     """A router's names of the prompt's prefixes, shortest first. The prefix cache remembers them with its pages."""
+    media: PromptMedia | None = None
+    """Pictures of the prompt; None: none. Their rows are complete: encoding is not the engine's work."""
     prediction: tuple[int, ...] = ()
     """Tokens that the answer is expected to resemble; a draft, which never changes the answer."""
     priority: int = 0

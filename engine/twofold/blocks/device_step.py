@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from twofold.api.media import MediaPart
 from twofold.blocks import ops
 from twofold.blocks.block_weights import BlockWeights
 from twofold.weights.weight_format import Activation
@@ -62,6 +63,10 @@ class DeviceBatch:
     None: no sequence has several rows of one token."""
     adapters: Tensor | None = None
     """int32 [T] number of each row's adapter, -1: none; None: no row uses one."""
+    rotations: Tensor | None = None
+    """int64 [T] or, where pictures have several, [axes, T]: positions in rotary embedding; None: `positions`."""
+    media: tuple[MediaPart, ...] = ()
+    """Pictures' rows among the tokens."""
 
     def sequences(self) -> tuple[int, list[tuple[int, slice]]]:
         """Number of leading sequences with one token each, and (index, rows) of each other sequence."""

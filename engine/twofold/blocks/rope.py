@@ -64,6 +64,27 @@ class RopeConfig:
     """Proportional: share of the pairs that are rotated."""
     frequency_factors: tuple[float, ...] = ()
     """Divisors [dim/2] of the frequencies of kind "default", if any (GGUF's rope_freqs)."""
+    sections: tuple[int, ...] = ()
+    """Pairs that turn by each axis of a picture's positions (time, row, column); empty: there is one axis."""
+    interleaved: bool = False
+    """Whether the axes alternate from pair to pair, else each has consecutive pairs."""
+
+
+def axes_of_pairs(rope: RopeConfig, dim: int) -> I32:
+    """The axis [dim/2] whose position each pair turns by.
+
+    Sections in transformers' form: consecutive (`apply_multimodal_rotary_pos_emb`), or interleaved
+    (`apply_interleaved_mrope`), where axis a > 0 has the pairs a, a + 3, … below 3 · sections[a] and time the others.
+    """
+    pairs = dim // 2
+    axes = np.zeros(pairs, np.int32)
+    if rope.interleaved:
+        for axis, count in enumerate(rope.sections[1:], start=1):
+            axes[axis : len(rope.sections) * count : len(rope.sections)] = axis
+    elif rope.sections:
+        consecutive = np.repeat(np.arange(len(rope.sections), dtype=np.int32), rope.sections)[:pairs]
+        axes[: len(consecutive)] = consecutive
+    return axes
 
 
 def inverse_frequencies(rope: RopeConfig, dim: int) -> F32:
@@ -127,6 +148,7 @@ class RopeTable:
         self._max_positions = max_position_embeddings
         self._frequencies = inverse_frequencies(rope, dim)
         self._scale = np.float32(attention_factor(rope))
+        self._axes = axes_of_pairs(rope, dim)
         empty = np.empty((0, dim // 2), np.float32)
         self._cos, self._sin = empty, empty
 
@@ -141,6 +163,12 @@ class RopeTable:
             return self._rotate(positions, table[which])
         cos, sin = self.tables(int(positions.max(initial=-1)) + 1)
         return cos[positions], sin[positions]
+
+    def rows_by_axis(self, rotations: I32) -> tuple[F32, F32]:
+        """cos and sin, each [T, dim/2], for tokens at positions [axes, T]; requires `has_tables`."""
+        cos, sin = self.tables(int(rotations.max(initial=-1)) + 1)
+        positions, pairs = np.ascontiguousarray(rotations[self._axes].T), np.arange(len(self._axes))
+        return cos[positions, pairs], sin[positions, pairs]
 
     @property
     def has_tables(self) -> bool:

@@ -24,6 +24,8 @@ class DecodeRow:
     """Rows directly before it that belong to the same sequence."""
     adapter: int = -1
     """Number of its adapter; -1: none."""
+    rotation: int | None = None
+    """Its position in rotary embedding; None: `position`."""
 
 
 class DecodeInputs:
@@ -41,12 +43,14 @@ class DecodeInputs:
     ) -> None:
         """chained: rows hand their records' states on (`DeviceBatch.chain`). adapted: rows use adapters."""
         self._page_size, self._max_pages = page_size, max_pages
-        num_bytes = size * (3 * 8 + 4 * 4 + 4 * max_pages)
+        num_bytes = size * (4 * 8 + 4 * 4 + 4 * max_pages)
         self._host = device.staging_buffer((num_bytes,), torch.uint8)
         self._device = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._written = [part.numpy() for part in _parts(self._host, size)]  # cheaper to write than tensors
         self._pages: list[list[int]] = [[] for _ in range(size)]  # start of each row's page table
-        tokens, positions, places, tables, lengths, records, chain, adapters = _parts(self._device, size)
+        tokens, positions, places, rotations, tables, lengths, records, chain, adapters = _parts(
+            self._device, size
+        )
         self.batch = DeviceBatch(
             tokens,
             positions,
@@ -56,6 +60,7 @@ class DecodeInputs:
             records=records,
             chain=chain if chained else None,
             adapters=adapters if adapted else None,
+            rotations=rotations,
         )
         self.fill(())
 
@@ -65,16 +70,17 @@ class DecodeInputs:
         Raises:
             ValueError: a row's pages do not hold its position, or exceed the buffer.
         """
-        tokens, positions, places, tables, lengths, records, chain, adapters = self._written
+        tokens, positions, places, rotations, tables, lengths, records, chain, adapters = self._written
         places[: len(rows)] = [self._place(row) for row in rows]
         tokens[: len(rows)] = [row.token_id for row in rows]
         positions[: len(rows)] = [row.position for row in rows]
+        rotations[: len(rows)] = [row.position if row.rotation is None else row.rotation for row in rows]
         lengths[: len(rows)] = [row.position + 1 for row in rows]
         records[: len(rows)] = [row.record for row in rows]
         chain[: len(rows)] = [row.chain for row in rows]
         adapters[: len(rows)] = [row.adapter for row in rows]
         paddings = (
-            *((part, 0) for part in (tokens, positions, lengths, chain)),
+            *((part, 0) for part in (tokens, positions, rotations, lengths, chain)),
             *((part, -1) for part in (places, records, adapters)),
         )
         for padded, value in paddings:
@@ -98,8 +104,8 @@ class DecodeInputs:
 
 
 def _parts(memory: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Token ids, positions, places, page tables, lengths, records, chain and adapters as views of one buffer."""
-    wide = memory[: 3 * 8 * size].view(torch.int64)
-    narrow = memory[3 * 8 * size :].view(torch.int32)
-    tokens, positions, places = wide.chunk(3)
-    return tokens, positions, places, narrow[4 * size :].view(size, -1), *narrow[: 4 * size].chunk(4)
+    """Token ids, positions, places, rotary positions, page tables, lengths, records, chain and adapters as views of one
+    buffer."""
+    wide = memory[: 4 * 8 * size].view(torch.int64)
+    narrow = memory[4 * 8 * size :].view(torch.int32)
+    return *wide.chunk(4), narrow[4 * size :].view(size, -1), *narrow[: 4 * size].chunk(4)

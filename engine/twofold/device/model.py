@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from twofold.api.errors import ModelLoadError
+from twofold.api.media import MediaPart
 from twofold.blocks import ops
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.block import Block
@@ -34,7 +35,7 @@ from twofold.blocks.device_step import (
     normed,
 )
 from twofold.blocks.post_norm import PostNormOnDevice
-from twofold.blocks.rope import rope_tables
+from twofold.blocks.rope import axes_of_pairs, rope_tables
 from twofold.device.adapters.matrices import DeviceMatrices
 from twofold.device.adapters.step import AdaptedStep
 from twofold.models.model_files import ModelFiles
@@ -231,15 +232,23 @@ class DeviceModel:
             adapted.change_embeddings(batch.token_ids, hidden)
         if self.config.embedding.scale != 1.0:
             hidden *= self.config.embedding.scale
+        for part in batch.media:
+            hidden[part.where] = torch.from_numpy(part.rows).to(hidden.device)
         step = self._step_at(0, batch, moe)
         if self._layer_inputs is not None:
             step.layer_inputs = self._layer_inputs(batch.token_ids, hidden)
         totals = [hidden]
-        begin = 0
-        for home, blocks in itertools.groupby(self._homes):
+        begin = layer = 0
+        num_deep = max((len(part.deep) for part in batch.media if part.deep is not None), default=0)
+        places = [
+            (home, min(block.layer, num_deep)) for home, block in zip(self._homes, self._specs, strict=True)
+        ]
+        for (home, at), blocks in itertools.groupby(places):
             end = begin + len(list(blocks))
+            _add_deep_rows(totals[0], batch.media, range(layer, at))
+            layer = at
             with self._stages[home].active():
-                if home > 0:
+                if home > 0 and (begin == 0 or self._homes[begin - 1] != home):
                     inputs, chosen = step.layer_inputs, step.chosen_positions
                     step = self._step_at(home, batch, moe)
                     if chosen is not None:
@@ -253,6 +262,7 @@ class DeviceModel:
                     step,
                 )
             begin = end
+        _add_deep_rows(totals[0], batch.media, range(layer, num_deep))
         return self._moved(totals[0], 0)
 
     def _step_at(self, home: int, batch: DeviceBatch, moe: DeviceMoe) -> DeviceStep:
@@ -264,8 +274,18 @@ class DeviceModel:
                 if isinstance(value, Tensor)
             }
             batch = dataclasses.replace(batch, **moved)
-        rotations = [(cos[batch.positions], sin[batch.positions]) for cos, sin in self._rotations[home]]
+        rotations = [self._angles(home, table, batch) for table in range(len(self._rotations[home]))]
         return DeviceStep(batch, rotations, self._stages[home].kernels, moe, self._routers)
+
+    def _angles(self, home: int, table: int, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the batch's rows, by `ModelConfig.rotations`' number of the table."""
+        cos, sin = self._rotations[home][table]
+        positions = batch.positions if batch.rotations is None or table > 0 else batch.rotations
+        if positions.ndim == 1:
+            return cos[positions], sin[positions]
+        axes = torch.from_numpy(axes_of_pairs(*self.config.rotations[table])).to(cos.device)
+        chosen = positions[axes].T.contiguous(), torch.arange(len(axes), device=cos.device)
+        return cos[chosen], sin[chosen]
 
     def _moved(self, tensor: Tensor, home: int) -> Tensor:
         return tensor.to(self._stages[home].device, non_blocking=True)
@@ -284,6 +304,15 @@ class DeviceModel:
             adapted.change_logits(rows, logits)
         cap = self.config.head.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _add_deep_rows(hidden: Tensor, media: Sequence[MediaPart], layers: range) -> None:
+    """Add the pictures' rows for the hidden states f32 [T, hidden] after these layers."""
+    for part in media:
+        if part.deep is not None:
+            for layer in layers:
+                if layer < len(part.deep):
+                    hidden[part.where] += torch.from_numpy(part.deep[layer]).to(hidden.device)
 
 
 def sums_begun(blocks: Sequence[DeviceBlock]) -> Counter[int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from twofold.blocks.device_step import DeviceBatch
 from twofold.device.decode_inputs import DecodeRow
-from twofold.step.batch import adapters_of
+from twofold.step.batch import adapters_of, media_of, rotations_of
 from twofold.step.sequences import ScheduledSequence
 
 RecordIndex = Callable[[int], int]
@@ -31,6 +31,8 @@ class _Piece(NamedTuple):
     chain: int = 0
     """Pieces directly before it that belong to the same sequence."""
     adapter: int = -1
+    shift: int = 0
+    """Rotary positions of an answer's tokens minus their positions."""
 
     @property
     def end(self) -> int:
@@ -40,7 +42,15 @@ class _Piece(NamedTuple):
 def decode_rows(scheduled: Sequence[ScheduledSequence], record_index: RecordIndex) -> list[DecodeRow]:
     """Rows of a step in which every sequence decodes."""
     return [
-        DecodeRow(piece.token_ids[0], piece.begin, piece.pages, piece.record, piece.chain, piece.adapter)
+        DecodeRow(
+            piece.token_ids[0],
+            piece.begin,
+            piece.pages,
+            piece.record,
+            piece.chain,
+            piece.adapter,
+            rotation=piece.begin + piece.shift,
+        )
         for piece in _pieces(scheduled, record_index)
     ]
 
@@ -72,6 +82,7 @@ def flattened(
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     lengths = [piece.end for piece in pieces]
+    rotations = rotations_of(scheduled)
     chain = [piece.chain for piece in pieces]
     batch = DeviceBatch(
         token_ids=torch.tensor(tokens, device=device),
@@ -84,6 +95,8 @@ def flattened(
         records=narrow([piece.record for piece in pieces]),
         chain=narrow(chain) if any(chain) else None,
         adapters=narrow(numbers) if (numbers := adapters_of(scheduled)) else None,
+        rotations=None if rotations is None else torch.from_numpy(rotations).long().to(device),
+        media=tuple(media_of(scheduled)),
     )
     return batch, sampled_rows, first_rows
 
@@ -94,10 +107,12 @@ def _pieces(scheduled: Sequence[ScheduledSequence], record_index: RecordIndex) -
         record = record_index(sequence.record or 0)
         loaded = sequence.request.adapter
         adapter = -1 if loaded is None else loaded.number
+        shift = 0 if sequence.request.media is None else sequence.request.media.shift
         if not item.drafts:
             end = begin + item.num_tokens
-            yield _Piece(sequence.token_ids[begin:end], begin, sequence.pages, record, adapter=adapter)
+            tokens = sequence.token_ids[begin:end]
+            yield _Piece(tokens, begin, sequence.pages, record, adapter=adapter, shift=shift)
             continue
         for at, token in enumerate((sequence.token_ids[begin], *item.drafts)):
             own = record_index(item.records[at]) if item.records else record
-            yield _Piece((token,), begin + at, sequence.pages, own, at, adapter)
+            yield _Piece((token,), begin + at, sequence.pages, own, at, adapter, shift)

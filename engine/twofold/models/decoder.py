@@ -56,6 +56,16 @@ class MtpLayer:
 
 
 @dataclass(frozen=True)
+class Axes:
+    """How rotary embedding turns by the three positions of a picture's token: time, row and column."""
+
+    sections: tuple[int, ...]
+    """Default of `mrope_section`: pairs by axis."""
+    interleaved: bool = False
+    """See `RopeConfig.interleaved`."""
+
+
+@dataclass(frozen=True)
 class TextPart:
     """Where a multimodal model's text is."""
 
@@ -67,6 +77,8 @@ class TextPart:
     """Section of config.json that holds `text_config`; None: the file itself."""
     experts_of_images: bool = False
     """Whether as many experts of images follow those of text."""
+    axes: Axes | None = None
+    """None: a picture's tokens have positions as those of text."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from twofold.blocks.router import Router
 from twofold.blocks.shared_experts import SharedExperts
 from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
-from twofold.models.decoder import FULL, SLIDING, Decoder
+from twofold.models.decoder import FULL, SLIDING, Axes, Decoder
 from twofold.models.defaults import defaults_of
 from twofold.models.keys import FromConfig, Settings
 from twofold.models.nested_config import text_fields, without_images
@@ -51,6 +51,8 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
         return tuple(map(_with_whole_norms, blocks)) if of_gguf_file else blocks
 
     (rope, rope_dim), *further = layers.rotations
+    if decoder.text is not None and decoder.text.axes is not None:
+        rope = _with_axes(rope, decoder.text.axes, fields)
     config = config_json.compose_model(fields, generation, layer, eps=first.eps, rope=rope, rope_dim=rope_dim)
     config = replace(
         config,
@@ -80,6 +82,20 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
         renamed=mtp.renamed,
         pattern=mtp.pattern,
     )
+
+
+def _with_axes(rope: RopeConfig, axes: Axes, fields: Fields) -> RopeConfig:
+    section = fields.section(("rope_parameters", "rope_scaling"))
+    given = None if section is None else section.data.get("mrope_section")
+    sections = axes.sections if given is None else given
+    if not (
+        isinstance(sections, (list, tuple))
+        and len(sections) == len(axes.sections)
+        and all(isinstance(count, int) and count >= 0 for count in sections)
+    ):
+        where = fields if section is None else section
+        raise where.error("mrope_section", given, f"{len(axes.sections)} numbers of pairs")
+    return replace(rope, sections=tuple(sections), interleaved=axes.interleaved)
 
 
 def _is_nested(fields: Fields) -> bool:

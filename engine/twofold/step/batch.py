@@ -7,14 +7,19 @@ step of a small model takes a millisecond, and rebuilding the arrays costs it a 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from twofold.api.media import MediaPart, PromptMedia, media_parts
 from twofold.step.model import BatchMeta
 from twofold.step.sequences import Schedule, ScheduledSequence
 
 I32 = npt.NDArray[np.int32]
+_AXES: Final = 3
+"""Time, row and column."""
+_NO_MEDIA: Final = PromptMedia(())
 
 
 class StepBatch:
@@ -37,12 +42,16 @@ class StepBatch:
         """[T] whether the token is a sequence's newest or one of its drafts, both to be verified; empty: none is."""
         self.adapters: list[int] = []
         """[T] number of each token's adapter, -1 for none; empty: no token has any."""
+        self.media: list[MediaPart] = []
+        """Pictures' rows among the tokens."""
         self.continues_decode = False
         """Whether the previous step had the same sequences, one token each; all rows are sampled from then."""
         self.meta = BatchMeta(self.token_ids, self.token_ids, np.empty((0, 0), np.int32), self.token_ids)
         self._version: int | None = None
         """Schedule that its arrays can be advanced by; None: the next step has others."""
         self._num_pages: list[int] = []
+        self._shifts: I32 | None = None
+        """[T] rotary positions minus positions while sequences decode; None: there are no others."""
 
     def of(self, schedule: Schedule) -> StepBatch:
         """Return itself, filled with this step."""
@@ -89,8 +98,11 @@ class StepBatch:
             prompt_lengths=np.array([item.sequence.num_prompt_tokens for item in scheduled], np.int32),
             records=np.array([item.sequence.record or 0 for item in scheduled], np.int32),
             kept_records=_kept_records(scheduled) if has_drafts else None,
+            rotations=rotations_of(scheduled),
         )
+        self.media = media_of(scheduled)
         self._num_pages = [len(item.sequence.pages) for item in scheduled]
+        self._shifts = _shifts_of(scheduled) if self.meta.rotations is not None else None
         return len(tokens) == len(scheduled) == len(last_rows)
 
     def _advance(self, scheduled: Seq[ScheduledSequence]) -> None:
@@ -104,6 +116,7 @@ class StepBatch:
         self.token_ids[:] = tokens
         self.positions = positions
         self.generated = [True] * len(positions)
+        self.media = []
         meta = self.meta
         meta.positions[:] = positions
         tables = meta.page_tables
@@ -116,6 +129,9 @@ class StepBatch:
             prompt_lengths=meta.prompt_lengths,
             last_position=max(positions),
             records=meta.records,
+            rotations=None
+            if self._shifts is None
+            else (meta.positions + self._shifts)[None].repeat(_AXES, 0),
         )
 
 
@@ -125,6 +141,39 @@ def adapters_of(scheduled: Seq[ScheduledSequence]) -> list[int]:
     if not any(adapter for adapter, _ in numbers):
         return []
     return [-1 if adapter is None else adapter.number for adapter, count in numbers for _ in range(count)]
+
+
+def media_of(scheduled: Seq[ScheduledSequence]) -> list[MediaPart]:
+    """Pictures' rows among the step's tokens."""
+    parts: list[MediaPart] = []
+    first = 0
+    for sequence, num_tokens, *_ in scheduled:
+        media, begin = sequence.request.media, sequence.num_computed
+        if media is not None:
+            parts += media_parts(media, begin, begin + num_tokens, first)
+        first += num_tokens
+    return parts
+
+
+def rotations_of(scheduled: Seq[ScheduledSequence]) -> I32 | None:
+    """[axes, T] positions in rotary embedding; None: they are the tokens' positions."""
+    if not any(
+        item.sequence.request.media and item.sequence.request.media.rotations is not None
+        for item in scheduled
+    ):
+        return None
+    found = []
+    for sequence, num_tokens, *_ in scheduled:
+        media, begin = sequence.request.media or _NO_MEDIA, sequence.num_computed
+        rows = media.rotations_of(begin, begin + num_tokens)
+        found.append(np.broadcast_to(rows, (_AXES, num_tokens)))
+    return np.concatenate(found, axis=1)
+
+
+def _shifts_of(scheduled: Seq[ScheduledSequence]) -> I32:
+    """[S] rotary positions of the answers' tokens minus their positions."""
+    media = (item.sequence.request.media for item in scheduled)
+    return np.array([0 if each is None else each.shift for each in media], np.int32)
 
 
 def verified_rows(scheduled: Seq[ScheduledSequence]) -> list[bool]:

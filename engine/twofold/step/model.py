@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from twofold import _core
+from twofold.api.media import MediaPart
 from twofold.blocks import ops
 from twofold.blocks.mtp_input import MtpInput
 from twofold.blocks.rope import rope_tables
@@ -47,6 +48,8 @@ class BatchMeta:
     """[S] record number of each sequence, used only by layers that keep records."""
     kept_records: I32 | None = None
     """[T] further record that receives the state after each token, -1 for none; None: no draft is verified."""
+    rotations: I32 | None = None
+    """[axes, T] positions in rotary embedding where pictures have others; None: `positions`."""
 
 
 class AttentionBatches:
@@ -57,7 +60,10 @@ class AttentionBatches:
 
     def of(self, batch: BatchMeta) -> ops.AttentionBatch:
         positions, rope, records = batch.positions, self._rope, batch.records
-        if rope.has_tables:
+        if batch.rotations is not None:
+            cos, sin = rope.rows_by_axis(batch.rotations)
+            made = ops.AttentionBatch(positions, batch.sequence_index, batch.page_tables, cos, sin, records)
+        elif rope.has_tables:
             tables = rope.tables(1 + (batch.last_position or int(positions.max(initial=-1))))
             made = ops.AttentionBatch.of_table(
                 positions, batch.sequence_index, batch.page_tables, *tables, records
@@ -134,7 +140,10 @@ class LoadedModel:
         """Adapters of the next rows."""
         self.tapped: list[F32] = []
         """Hidden states [T, hidden] of the newest step before each of the tapped layers."""
-        self._stretches = self._cut(blocks, tapped_layers) if tapped_layers else []
+        self._blocks = blocks[:num_blocks]
+        self._tapped_layers = frozenset(tapped_layers)
+        self._stretches: dict[frozenset[int], list[tuple[int, ops.Decoder | None]]] = {}
+        """(first layer, its and further blocks) by the layers at which the blocks are cut."""
         self._logits = self._all_logits = np.empty((0, config.head.num_rows), np.float32)
         self.attention_batch = AttentionBatches(config).of
 
@@ -168,19 +177,28 @@ class LoadedModel:
         batch: BatchMeta | ops.AttentionBatch,
         kv_cache: ops.StateCache,
         experts: _core.MoeExecutor,
+        media: Sequence[MediaPart] = (),
     ) -> F32:
-        """Hidden states [T, hidden] after the last layer. Writes the tokens' keys and values to `kv_cache`."""
+        """Hidden states [T, hidden] after the last layer. Writes the tokens' keys and values to `kv_cache`.
+
+        media: pictures' rows among the tokens.
+        """
         hidden = self.embed(token_ids)
+        for part in media:
+            hidden[part.where] = part.rows
         inputs = self._inputs_of_layers(token_ids, hidden)
         prepared = self.attention_batch(batch) if isinstance(batch, BatchMeta) else batch
-        if not self._stretches:
+        deep = max((len(part.deep) for part in media if part.deep is not None), default=0)
+        cuts = self._tapped_layers.union(range(1, deep + 1))
+        if not cuts:
             self._decoder.forward(hidden, prepared, kv_cache, experts, layer_inputs=inputs)
             return hidden
         self.tapped = []
-        for decoder in self._stretches:
-            if decoder is None:
+        for first_layer, decoder in self._stretches_of(cuts):
+            add_deep_rows(hidden, media, first_layer - 1)
+            if first_layer in self._tapped_layers:
                 self.tapped.append(hidden.copy())
-            else:
+            if decoder is not None:
                 decoder.forward(hidden, prepared, kv_cache, experts, layer_inputs=inputs)
         return hidden
 
@@ -194,18 +212,18 @@ class LoadedModel:
             self._layer_inputs.forward(token_ids, hidden, inputs)
         return inputs
 
-    def _cut(self, blocks: Sequence[ops.Block], tapped_layers: Sequence[int]) -> list[ops.Decoder | None]:
-        """The blocks in stretches, with None where hidden states are copied."""
-        counts = [0, *accumulate(map(len, self.files.layers[: self.config.num_target_layers]))]
-        ends = [counts[layer] for layer in tapped_layers]
-        stretches: list[ops.Decoder | None] = []
-        for begin, end in pairwise([0, *ends, counts[-1]]):
-            if begin < end:
-                limits = None if self._threads is None else self._threads.blocks[begin:end]
-                own = blocks[begin:end]
-                stretches.append(ops.Decoder(own) if limits is None else ops.Decoder(own, self.pool, limits))
-            stretches.append(None)
-        return stretches[:-1]  # after the last layer nothing is tapped, unless a layer after it is
+    def _stretches_of(self, cuts: frozenset[int]) -> list[tuple[int, ops.Decoder | None]]:
+        """(first layer, blocks from it up to the next cut): before each of the layers `cuts` the blocks are cut. None
+        where there are no blocks: a cut after the last layer."""
+        if cuts not in self._stretches:
+            counts = [0, *accumulate(map(len, self.files.layers[: self.config.num_target_layers]))]
+            layers = sorted(cuts | {0})
+            ends = [counts[layer] for layer in layers[1:]] + [counts[-1]]
+            self._stretches[cuts] = [
+                (layer, self._decoder_of(self._blocks, counts[layer], end) if counts[layer] < end else None)
+                for layer, end in zip(layers, ends, strict=True)
+            ]
+        return self._stretches[cuts]
 
     @property
     def embedding(self) -> ops.Embedding:
@@ -249,6 +267,13 @@ class LoadedModel:
             yield
         finally:
             self.pool.limit(0)
+
+
+def add_deep_rows(hidden: F32, media: Sequence[MediaPart], layer: int) -> None:
+    """Add the pictures' rows for the hidden states [T, hidden] after a layer."""
+    for part in media:
+        if part.deep is not None and 0 <= layer < len(part.deep):
+            hidden[part.where] += part.deep[layer]
 
 
 class _Loading:

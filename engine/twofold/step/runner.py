@@ -181,7 +181,9 @@ class ModelRunner:
         self._model.adapters.set(batch.adapters)  # before the step is priced
         self.moe.begin_step(step, batch.requests, batch.positions, batch.generated, batch.verified)
         self.batch_s += time.perf_counter() - began
-        hidden = self._model.forward(batch.token_ids, prepared, self._kv_cache, self.moe.executor)
+        hidden = self._model.forward(
+            batch.token_ids, prepared, self._kv_cache, self.moe.executor, batch.media
+        )
         if self.follower is not None:
             self.follower(scheduled, self._model.tapped)
         if batch.continues_decode:  # decode only: no prompt log probabilities to report

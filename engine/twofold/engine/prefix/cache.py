@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -249,7 +248,7 @@ class CachingPool(PagePool):
         def tails_after(num_pages: int) -> Iterator[Tail]:
             begin = num_pages * size
             for end in range(min(begin + size - 1, limit), begin, -1):
-                yield Tail(_digest(digests[num_pages - 1], sequence.token_ids[begin:end]), end)
+                yield Tail(_digest(digests[num_pages - 1], sequence, begin, end), end)
 
         def num_in_memory() -> int:
             return self._num_in_memory(sequence)
@@ -266,7 +265,7 @@ class CachingPool(PagePool):
     def _tail(self, sequence: Sequence, page: CachedPage, limit: int) -> CachedPage | None:
         """The longest tail after `page` from which the sequence can continue."""
         for end in range(min(page.end + self.page_size - 1, limit), page.end, -1):
-            tail = self._tree.find(_digest(page.digest, sequence.token_ids[page.end : end]))
+            tail = self._tree.find(_digest(page.digest, sequence, page.end, end))
             if tail is not None and (not self._keeps_records or tail.snapshot is not None):
                 return tail
         return None
@@ -276,7 +275,7 @@ class CachingPool(PagePool):
         digests, size = sequence.digests, self.page_size
         for page in range(len(digests), num_pages):
             before = digests[-1] if digests else self._root(sequence)
-            digests.append(_digest(before, sequence.token_ids[page * size : (page + 1) * size]))
+            digests.append(_digest(before, sequence, page * size, (page + 1) * size))
         return digests
 
     def _root(self, sequence: Sequence) -> bytes:
@@ -347,7 +346,7 @@ class CachingPool(PagePool):
             return
         last = cached[-1]
         if end > last.end:
-            digest = _digest(last.digest, sequence.token_ids[last.end : end])
+            digest = _digest(last.digest, sequence, last.end, end)
             tail = self._tree.find(digest)
             if tail is None:
                 tail = self._tree.add(digest, last, sequence.pages.pop(len(cached)), end, is_tail=True)
@@ -400,8 +399,12 @@ def _may_use_cache(sequence: Sequence) -> bool:
     return request.sampling.prompt_logprobs is None and not (request.return_routed_experts or pools_earlier)
 
 
-def _digest(before: bytes, tokens: Seq[int]) -> bytes:
-    return blake2b(before + array("i", tokens).tobytes(), digest_size=32).digest()
+def _digest(before: bytes, sequence: Sequence, begin: int, end: int) -> bytes:
+    """Digest of a sequence's tokens from `begin` up to before `end`, their pictures, and all before them."""
+    media = sequence.request.media
+    of_media = b"" if media is None else media.digest(begin, end)
+    tokens = array("i", sequence.token_ids[begin:end])
+    return blake2b(before + tokens.tobytes() + of_media, digest_size=32).digest()
 
 
 def _path(page: CachedPage) -> list[CachedPage]:

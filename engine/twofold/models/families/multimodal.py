@@ -10,7 +10,7 @@ from typing import Final
 
 from twofold.blocks.attention.norms import HeadNorms
 from twofold.blocks.attention.rotation import Rotation
-from twofold.models.decoder import Decoder, TextPart
+from twofold.models.decoder import Axes, Decoder, TextPart
 from twofold.models.families.dense import DENSE
 from twofold.models.families.grouped_query import SIGMOID
 
@@ -21,7 +21,7 @@ MULTIMODAL: Final = {
         attention={"norms": HeadNorms()},
         router={"renormalise": True},
         experts={"transposed": True},
-        text=TextPart(),
+        text=TextPart(axes=Axes((24, 20, 20), interleaved=True)),
     ),
     "glm4v_moe": Decoder(
         "GLM-4.5V and 4.6V, their text: GLM-4.5 without norms of queries and keys; the vision tower is ignored.",
@@ -29,7 +29,7 @@ MULTIMODAL: Final = {
         attention={"o_bias": False},
         rotated_share=0.5,
         router=SIGMOID,
-        text=TextPart(),
+        text=TextPart(axes=Axes((8, 12, 12))),
     ),
     "ernie4_5_vl_moe": Decoder(
         "ERNIE-4.5-VL (28B-A3B), its text: ERNIE-4.5 with a gate of text tokens; the experts of images are ignored.",

@@ -12,7 +12,7 @@ from twofold.blocks.attention.gate import Gate
 from twofold.blocks.attention.norms import HeadNorms
 from twofold.blocks.gated_delta import GatedDelta
 from twofold.blocks.short_convolution import ShortConvolution
-from twofold.models.decoder import FULL, Decoder, Mixer, MtpLayer, TextPart
+from twofold.models.decoder import FULL, Axes, Decoder, Mixer, MtpLayer, TextPart
 from twofold.models.gguf_config import GgufMetadata
 from twofold.models.keys import FromConfig
 from twofold.weights.json_file import Fields
@@ -138,7 +138,7 @@ RECURRENT: Final = {
                 "models.",
         model_type="qwen3_5_moe_text",
         only={"attn_output_gate": (True,)},
-        text=TextPart(),
+        text=TextPart(axes=Axes((11, 11, 10), interleaved=True)),
         gguf_whole=lambda metadata: _qwen_gguf(metadata) | {"tiled_value_heads": True},
     ),
     "lfm2_moe": Decoder(

@@ -1,0 +1,108 @@
+"""Pictures of a prompt as the engine computes them: rows in place of tokens' embeddings, and their rotary positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class MediaRows:
+    """What an encoder made of one picture."""
+
+    rows: F32
+    """[n, hidden], in place of the embeddings of n tokens."""
+    digest: bytes
+    """Of the picture and everything else that decides the rows and their positions."""
+    deep: F32 | None = None
+    """[layers, n, hidden], added to the hidden states after each of the first layers (DeepStack); None: nothing is."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.nbytes + (0 if self.deep is None else self.deep.nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class MediaSpan:
+    """Consecutive tokens of a prompt that stand for rows of one picture."""
+
+    begin: int
+    """Position of the first token in the prompt."""
+    count: int
+    media: MediaRows
+    first_row: int = 0
+    """The row of the first token. Families put text between the rows of a picture."""
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.count
+
+
+@dataclass(frozen=True, eq=False)
+class PromptMedia:
+    """Pictures of a prompt."""
+
+    spans: tuple[MediaSpan, ...]
+    """Ascending by position, apart from one another."""
+    rotations: I32 | None = None
+    """[axes, prompt tokens] position of each token in rotary embedding, by axis; None: its position in the prompt."""
+
+    @cached_property
+    def shift(self) -> int:
+        """The first answer token's position in rotary embedding minus its position in the sequence."""
+        if self.rotations is None:
+            return 0
+        return int(self.rotations.max(initial=-1)) + 1 - int(self.rotations.shape[1])
+
+    def rotations_of(self, begin: int, end: int) -> I32:
+        """Positions in rotary embedding [axes, end - begin] of the sequence's tokens from `begin` on, by axis; those
+        of an answer are equal on all axes."""
+        if self.rotations is None:
+            return np.broadcast_to(np.arange(begin, end, dtype=np.int32), (1, end - begin))
+        known = self.rotations[:, begin:end]
+        further = np.arange(max(begin, self.rotations.shape[1]), end, dtype=np.int32) + np.int32(self.shift)
+        return np.concatenate([known, np.broadcast_to(further, (len(known), len(further)))], axis=1)
+
+    def digest(self, begin: int, end: int) -> bytes:
+        """Digest of the pictures' rows at the tokens from `begin` up to before `end`; empty where there are none."""
+        parts = [
+            b"%b %d %d" % (span.media.digest, begin - span.begin, span.first_row)
+            for span in self.spans
+            if span.begin < end and begin < span.end
+        ]
+        return blake2b(b"\0".join(parts), digest_size=32).digest() if parts else b""
+
+
+@dataclass(frozen=True, eq=False)
+class MediaPart:
+    """Rows of one picture in a step's flattened batch."""
+
+    first: int
+    """The first token's row in the batch."""
+    rows: F32
+    """[n, hidden]"""
+    deep: F32 | None
+    """[layers, n, hidden]"""
+
+    @property
+    def where(self) -> slice:
+        return slice(self.first, self.first + len(self.rows))
+
+
+def media_parts(media: PromptMedia, begin: int, end: int, first: int) -> list[MediaPart]:
+    """The pictures' rows at a sequence's tokens from `begin` up to before `end`, which a batch has from row `first` on."""
+    parts = []
+    for span in media.spans:
+        low, high = max(begin, span.begin), min(end, span.end)
+        if low < high:
+            rows = slice(low - span.begin + span.first_row, high - span.begin + span.first_row)
+            deep = None if span.media.deep is None else span.media.deep[:, rows]
+            parts.append(MediaPart(first + low - begin, span.media.rows[rows], deep))
+    return parts

@@ -1,0 +1,1 @@
+"""Pictures: from bytes to the rows that a model reads in place of tokens."""
