@@ -41,11 +41,13 @@ def logits_of(runner: Runner, prompts: list[tuple[list[int], PromptMedia | None]
 
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("name", SIZES)
-def test_a_device_sees_what_the_cpu_sees(simt: ModuleType, tmp_path: Path, name: str, num_devices: int) -> None:
+def test_a_device_sees_what_the_cpu_sees(
+    simt: ModuleType, tmp_path: Path, name: str, num_devices: int
+) -> None:
     write_picture_model(tmp_path, name, seed=1, dtype="bfloat16", **SIZES[name])
     encoder = encoder_of(tmp_path)
     pictures = [encoder.prepared(picture(*size, n)) for n, size in enumerate([(40, 33), (33, 22), (22, 50)])]
-    rows = encoder.encoded(pictures)
+    rows = [encoder.encoded(each) for each in pictures]
 
     def prompt(text: str, *which: int) -> tuple[list[int], PromptMedia | None]:
         for number in which:

@@ -65,8 +65,9 @@ def _rope(section: list[int], **also: Any) -> dict[str, Any]:
 FAMILIES: Final[Mapping[str, PictureFamily]] = {
     "qwen3_5_moe": PictureFamily(
         {
-            **_EXPERTS, **_HEADS, "shared_expert_intermediate_size": 32, **_rope([1, 1, 0], partial_rotary_factor=0.25),
-            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+            **_EXPERTS, **_HEADS, "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+            **_rope([1, 1, 0], partial_rotary_factor=0.25),
         },
         _QWEN_EYE | {"deepstack_visual_indexes": []},
         _QWEN_TOKENS, "Qwen3VLProcessor", "Qwen2VLImageProcessor", _PATCHES,
@@ -96,18 +97,22 @@ FAMILIES: Final[Mapping[str, PictureFamily]] = {
 }  # fmt: skip
 
 
-def write_picture_model(folder: Path, name: str, seed: int = 0, *, dtype: str = "float32", **text: Any) -> Any:
+def write_picture_model(
+    folder: Path, name: str, seed: int = 0, *, dtype: str = "float32", **text: Any
+) -> Any:
     """Write the model with its tokenizer and processor; returns transformers' whole model in float32.
 
     dtype: of the file. text: other settings of the text part.
     """
     family = FAMILIES[name]
     of_text = {
-        "vocab_size": VOCABULARY, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0,
-        **family.text, **text,
+        "vocab_size": VOCABULARY, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 2,
+        "pad_token_id": 0, **family.text, **text,
     }  # fmt: skip
     ids = {key: _FIRST + at for at, key in enumerate(family.tokens)}
-    config = transformers.AutoConfig.for_model(name, text_config=of_text, vision_config=dict(family.vision), **ids)
+    config = transformers.AutoConfig.for_model(
+        name, text_config=of_text, vision_config=dict(family.vision), **ids
+    )
     torch.manual_seed(seed)
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from twofold.api.config import EngineConfig
+from twofold.api.errors import RequestError
 from twofold.api.media import PromptMedia
 from twofold.api.types import GenerationRequest, SamplingParams
 from twofold.engine import Engine
@@ -54,14 +55,20 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         for each in pictures:
             text = text.replace("[]", family.around(each.text), 1)
         ids: list[int] = encoder.tokenizer(text)["input_ids"]
-        media = encoder.placed(ids, pictures, encoder.encoded(pictures)) if pictures else None
+        media = (
+            encoder.placed(ids, pictures, [encoder.encoded(each) for each in pictures]) if pictures else None
+        )
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
         if pictures:
             names = pictures[0].inputs
             given |= {name: torch.cat([each.inputs[name] for each in pictures]) for name in names}
-            given["mm_token_type_ids"] = torch.isin(given["input_ids"], torch.tensor(encoder.row_tokens)).long()
+            given["mm_token_type_ids"] = torch.isin(
+                given["input_ids"], torch.tensor(encoder.row_tokens)
+            ).long()
         with torch.inference_mode():
-            whole = model.generate(**given, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False)
+            whole = model.generate(
+                **given, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False
+            )
         return Asked(ids, media, whole[0, len(ids) :].tolist())
 
     two = "a tale [] and [] of what?"
@@ -122,3 +129,30 @@ def test_answers_are_those_of_transformers(seen: Seen, settings: dict[str, Any])
     for prompt, one, among in zip(prompts, alone, together, strict=True):
         assert one == prompt.answer
         assert among == prompt.answer
+
+
+def test_rows_and_positions_outside_the_prompt_are_refused(seen: Seen) -> None:
+    media = seen.two.media
+    assert media is not None
+    assert media.rotations is not None
+    first, *_ = media.spans
+    late = replace(first, begin=len(seen.two.token_ids) - first.count + 1)
+    wrong = {
+        "not in order": [
+            replace(media, spans=media.spans[::-1]),
+            replace(media, spans=(late,)),
+            replace(media, spans=(replace(first, first_row=1),)),
+        ],
+        "rotary positions": [
+            replace(media, rotations=media.rotations[:, 1:]),
+            replace(media, rotations=media.rotations - 1),
+            replace(media, rotations=media.rotations + len(seen.two.token_ids)),
+        ],
+    }
+    engine = engine_of(seen.folder)
+    try:
+        for why, each in ((why, each) for why, several in wrong.items() for each in several):
+            with pytest.raises(RequestError, match=why):
+                answers(engine, [replace(seen.two, media=each)])
+    finally:
+        engine.close()

@@ -20,7 +20,7 @@ class MediaRows:
     rows: F32
     """[n, hidden], in place of the embeddings of n tokens."""
     digest: bytes
-    """Of the picture and everything else that decides the rows and their positions."""
+    """Digest of the picture, the encoder and its settings: equal rows at equal positions."""
     deep: F32 | None = None
     """[layers, n, hidden], added to the hidden states after each of the first layers (DeepStack); None: nothing is."""
 
@@ -97,7 +97,7 @@ class MediaPart:
 
 
 def media_parts(media: PromptMedia, begin: int, end: int, first: int) -> list[MediaPart]:
-    """The pictures' rows at a sequence's tokens from `begin` up to before `end`, which a batch has from row `first` on."""
+    """The pictures' rows at a sequence's tokens from `begin` up to before `end`, which the batch has from `first` on."""
     parts = []
     for span in media.spans:
         low, high = max(begin, span.begin), min(end, span.end)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from twofold.api.errors import RequestError
+from twofold.api.media import PromptMedia
 from twofold.api.pooling import ModelPooling
 from twofold.api.request_record import RequestRecord
 from twofold.api.request_times import RequestTimes
@@ -78,6 +79,8 @@ def check_request(
             raise RequestError(
                 f"prediction holds token {worst}; ids are from 0 to {vocab_size - 1}", param="prediction"
             )
+    if request.media is not None:
+        _check_media(request.media, len(prompt))
     check_sampling(request.sampling, vocab_size)
 
 
@@ -94,6 +97,23 @@ def check_pooling(request: GenerationRequest, model: ModelPooling) -> None:
     elif request.pooling.tokens and not (model.generates or model.num_labels):
         raise RequestError(
             "this model has no head, so it has no logits; leave out the classifier", param="model"
+        )
+
+
+def _check_media(media: PromptMedia, num_tokens: int) -> None:
+    ends = [0, *(span.end for span in media.spans)]
+    begins = [*(span.begin for span in media.spans), num_tokens]
+    apart = all(end <= begin for end, begin in zip(ends, begins, strict=True))
+    whole = all(0 <= s.first_row <= len(s.media.rows) - s.count and s.count > 0 for s in media.spans)
+    if not (apart and whole):
+        raise RequestError("the pictures' rows are not in order within the prompt", param="prompt")
+    places = media.rotations
+    if places is not None and not (
+        places.shape[1:] == (num_tokens,) and places.min() >= 0 and places.max() < num_tokens
+    ):
+        raise RequestError(
+            f"the rotary positions are not those of {num_tokens} tokens, from 0 to {num_tokens - 1}",
+            param="prompt",
         )
 
 

@@ -1,0 +1,63 @@
+"""transformers' processor of a checkpoint's pictures, without its parts for video and sound."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from twofold.api.errors import ModelLoadError
+from twofold.weights.json_file import read_json_object
+
+_FILES: Final = ("processor_config.json", "preprocessor_config.json", "config.json")
+
+
+def picture_processor(folder: Path) -> Any:
+    """The processor with the tokenizer and the image processor of a model directory. Its other parts are None: they
+    need libraries that pictures do not.
+
+    Raises:
+        ModelLoadError: a file is damaged, or transformers does not know the processor's class.
+    """
+    import transformers
+
+    kind = _processor_class(folder)
+
+    class PicturesAlone(kind):  # type: ignore[misc, valid-type]
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
+            """Parts that are left out are None."""
+
+    auto: Any = transformers
+    parts = dict.fromkeys(kind.get_attributes())
+    parts |= {
+        "image_processor": auto.AutoImageProcessor.from_pretrained(folder),
+        "tokenizer": auto.AutoTokenizer.from_pretrained(folder),
+    }
+    stated = next(_settings(folder), {})
+    taken = inspect.signature(kind.__init__).parameters
+    return PicturesAlone(**{name: value for name, value in stated.items() if name in taken} | parts)
+
+
+def _processor_class(folder: Path) -> Any:
+    """The class that a file names, else that of the model's type."""
+    import transformers
+    from transformers.models.auto import processing_auto
+
+    by_type: dict[str, str] = vars(processing_auto)["PROCESSOR_MAPPING_NAMES"]
+    settings = list(_settings(folder))
+    names = [str(each["processor_class"]) for each in settings if "processor_class" in each]
+    names += [by_type[str(each["model_type"])] for each in settings if each.get("model_type") in by_type]
+    for name in names:
+        if (kind := getattr(transformers, name, None)) is not None:
+            return kind
+    raise ModelLoadError(
+        f"{folder}: transformers has no processor of pictures named {', '.join(names) or 'in its files'}; a newer "
+        "transformers may have it"
+    )
+
+
+def _settings(folder: Path) -> Iterator[dict[str, Any]]:
+    for name in _FILES:
+        if (folder / name).is_file():
+            yield read_json_object(folder / name, "settings of pictures")
