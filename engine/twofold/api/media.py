@@ -97,7 +97,7 @@ class MediaPart:
 
 
 def media_parts(media: PromptMedia, begin: int, end: int, first: int) -> list[MediaPart]:
-    """The pictures' rows at a sequence's tokens from `begin` up to before `end`, which the batch has from `first` on."""
+    """The pictures' rows at a sequence's tokens from `begin` up to before `end`, in the batch from `first` on."""
     parts = []
     for span in media.spans:
         low, high = max(begin, span.begin), min(end, span.end)
