@@ -51,7 +51,7 @@ def test_formats(kind: str, options: dict[str, Any]) -> None:
 def test_modes() -> None:
     grey = SHOWN.convert("L")
     expected = values(grey.convert("RGB"))
-    wide = Image.fromarray((np.asarray(grey, np.uint16) * 257))
+    wide = Image.fromarray(np.asarray(grey, np.uint16) * 257)
     for image, allowed in ((grey, 0), (wide, 1), (grey.convert("LA"), 0), (grey.convert("1"), 255)):
         read = values(read_picture(encoded(image, "PNG"), "f"))
         assert np.abs(read - expected).max() <= allowed, image.mode
