@@ -38,10 +38,11 @@ _LISTS: Final = """<script>new MutationObserver((_, observer) => {
   for (const section of menu.children) if (section.tagName === "DIV") section.role = "list";
   observer.disconnect();
 }).observe(document.documentElement, {childList: true, subtree: true})</script>"""
+_CROSSHAIR: Final = f"<script>{(_FOLDER / 'crosshair.js').read_text(encoding='utf-8')}</script>"
 _INDEX: Final = (
     (_STATIC / "index.html")
     .read_text(encoding="utf-8")
-    .replace("<head>", f"<head>{_OWN_ADDRESS}{_LISTS}{_PRELOAD}", 1)
+    .replace("<head>", f"<head>{_OWN_ADDRESS}{_LISTS}{_CROSSHAIR}{_PRELOAD}", 1)
     .replace("<title>Streamlit</title>", "<title>Twofold</title>", 1)
 )
 

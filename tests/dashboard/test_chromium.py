@@ -144,6 +144,32 @@ def test_a_stretch_dragged_on_a_chart_becomes_the_window(tools: DevTools, ended:
     assert faults(tools, url, 1360) == []
 
 
+def test_the_moment_under_the_pointer_is_marked_on_every_chart_over_time(
+    tools: DevTools, ended: tuple[str, Path]
+) -> None:
+    open_page(tools, f"{ended[0]}/?run=3")
+    wait_until_ready(tools, ended[0])
+    x, y = tools.evaluate(
+        "(() => { const plot = document.querySelector('.js-plotly-plot'); plot.scrollIntoView({block: 'center'});"
+        " const box = plot.getBoundingClientRect(), {xaxis, _size} = plot._fullLayout;"
+        " return [box.left + xaxis._offset + 0.4 * xaxis._length, box.top + _size.t + 20]; })()"
+    )
+    tools.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    moments = (
+        "[...document.querySelectorAll('.js-plotly-plot')].filter(p => p._fullLayout.xaxis.type == 'date').map(p => {"
+        " const line = p.querySelector('.tf-crosshair:not([hidden])'), {xaxis} = p._fullLayout;"
+        " return line && xaxis.p2c(parseFloat(line.style.left) - xaxis._offset); })"
+    )
+    pointed, *others = tools.evaluate(moments)
+    assert pointed is None, "Plotly draws its own"
+    assert len(others) > 6
+    marked = [moment for moment in others if moment is not None]
+    assert len(marked) > 3
+    assert max(marked) - min(marked) < 1, "milliseconds"
+    tools.call("Input.dispatchMouseEvent", type="mouseMoved", x=5, y=5)
+    assert tools.evaluate(moments).count(None) == len(others) + 1
+
+
 def test_pages_of_a_live_run_refresh_without_errors(tools: DevTools, tmp_path: Path) -> None:
     sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
     made = SyntheticRun(sink, _WallClock(), run_info())
