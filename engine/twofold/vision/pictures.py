@@ -15,7 +15,7 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_PIXELS: Final = 64 * 1024 * 1024
 """Pixels of a picture as sent: 200 MB once it is RGB."""
 MAX_SIDE: Final = 32_768
-_BEHIND: Final = (255, 255, 255)
+_BACKGROUND: Final = (255, 255, 255)
 """Colour behind transparent pixels: that of a page, where screenshots of text are readable."""
 
 
@@ -39,7 +39,7 @@ def read_picture(data: bytes, where: str) -> Image:
             where, f"these {len(data):,} bytes are no picture; expected {', '.join(FORMATS)}"
         ) from None
     except Exception as error:  # decoders raise errors of many kinds for damaged headers
-        raise _wrong(where, f"the picture cannot be read ({_said(error)})") from None
+        raise _wrong(where, f"the picture cannot be read ({_message(error)})") from None
     width, height = picture.size
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         raise _wrong(
@@ -53,7 +53,7 @@ def read_picture(data: bytes, where: str) -> Image:
     except MemoryError:
         raise
     except Exception as error:
-        raise _wrong(where, f"the picture is damaged ({_said(error)})") from None
+        raise _wrong(where, f"the picture is damaged ({_message(error)})") from None
 
 
 def _opaque(picture: Image) -> Image:
@@ -63,12 +63,12 @@ def _opaque(picture: Image) -> Image:
         picture = picture.convert("I").point(lambda value: value / 256).convert("L")
     if picture.has_transparency_data:
         layer = picture.convert("RGBA")
-        under = PIL.Image.new("RGBA", layer.size, (*_BEHIND, 255))
+        under = PIL.Image.new("RGBA", layer.size, (*_BACKGROUND, 255))
         return PIL.Image.alpha_composite(under, layer).convert("RGB")
     return picture.convert("RGB")
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return (str(error) or type(error).__name__)[:200]
 
 
