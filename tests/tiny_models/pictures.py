@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,9 +34,13 @@ class PictureFamily:
     image_processor: str
     sizes: Mapping[str, Any]
     """Settings of the image processor."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Tokens by the names that the processor asks the tokenizer for; it writes what surrounds a picture then."""
 
     def around(self, inner: str) -> str:
         """A picture's tokens, as chat templates write them."""
+        if self.named:
+            return inner
         before, after, *_ = self.tokens.values()
         return f"{before}{inner}{after}"
 
@@ -94,6 +98,31 @@ FAMILIES: Final[Mapping[str, PictureFamily]] = {
         },
         "Glm4vProcessor", "Glm4vImageProcessor", _PATCHES,
     ),
+    "gemma4": PictureFamily(
+        {
+            **_HEADS, "num_hidden_layers": 5, "global_head_dim": 24, "intermediate_size": 48, "sliding_window": 9,
+            "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 272, "num_kv_shared_layers": 2,
+            "layer_types": [*("sliding_attention", "full_attention") * 2, "full_attention"],
+            "enable_moe_block": False, "attention_k_eq_v": False, "pad_token_id": 7,
+        },
+        {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 3,
+            "position_embedding_size": 256,
+        },
+        {
+            "boi_token_id": "<start_of_image>", "eoi_token_id": "<end_of_image>",
+            "image_token_id": "<image_soft_token>", "video_token_id": "<video_soft_token>",
+            "audio_token_id": "<audio_soft_token>",
+        },
+        "Gemma4Processor", "Gemma4ImageProcessor",
+        {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70},
+        {
+            "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>",
+            "video_token": "<video_soft_token>", "audio_token": "<audio_soft_token>", "boa_token": "<start_of_image>",
+            "eoa_token": "<end_of_image>",
+        },
+    ),
 }  # fmt: skip
 
 
@@ -128,6 +157,11 @@ def write_picture_model(
     tokenizer.add_special_tokens({"additional_special_tokens": list(family.tokens.values())})
     assert tokenizer.convert_tokens_to_ids(next(iter(family.tokens.values()))) == _FIRST
     tokenizer.save_pretrained(folder)
+    if family.named:
+        file = folder / "tokenizer_config.json"
+        file.write_text(
+            json.dumps(json.loads(file.read_text()) | {"extra_special_tokens": dict(family.named)})
+        )
     settings = {
         "image_processor_type": family.image_processor, "processor_class": family.processor, "do_resize": True,
         **family.sizes,
@@ -138,8 +172,9 @@ def write_picture_model(
 
 def encoder_of(folder: Path) -> PictureEncoder:
     """The encoder of a written model."""
+    text = ("model.language_model.", "lm_head.")
     tensors = load_file(folder / "model.safetensors")
-    return PictureEncoder(folder, {name: each for name, each in tensors.items() if ".visual." in name})
+    return PictureEncoder(folder, {name: each for name, each in tensors.items() if not name.startswith(text)})
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

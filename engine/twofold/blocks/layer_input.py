@@ -31,6 +31,8 @@ class LayerInputs:
     vocab_size: int
     hidden_size: int
     eps: float
+    media_token: int = 0
+    """The token whose row of the table a picture's rows have."""
 
     @property
     def width(self) -> int:

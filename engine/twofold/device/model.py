@@ -236,7 +236,10 @@ class DeviceModel:
             hidden[part.where] = torch.from_numpy(part.rows).to(hidden.device)
         step = self._step_at(0, batch, moe)
         if self._layer_inputs is not None:
-            step.layer_inputs = self._layer_inputs(batch.token_ids, hidden)
+            token_ids = batch.token_ids.clone() if batch.media else batch.token_ids
+            for part in batch.media:
+                token_ids[part.where] = self._layer_inputs.inputs.media_token
+            step.layer_inputs = self._layer_inputs(token_ids, hidden)
         totals = [hidden]
         begin = layer = 0
         num_deep = max((len(part.deep) for part in batch.media if part.deep is not None), default=0)

@@ -186,7 +186,7 @@ class LoadedModel:
         hidden = self.embed(token_ids)
         for part in media:
             hidden[part.where] = part.rows
-        inputs = self._inputs_of_layers(token_ids, hidden)
+        inputs = self._inputs_of_layers(token_ids, hidden, media)
         prepared = self.attention_batch(batch) if isinstance(batch, BatchMeta) else batch
         deep = max((len(part.deep) for part in media if part.deep is not None), default=0)
         cuts = self._tapped_layers.union(range(1, deep + 1))
@@ -202,11 +202,15 @@ class LoadedModel:
                 decoder.forward(hidden, prepared, kv_cache, experts, layer_inputs=inputs)
         return hidden
 
-    def _inputs_of_layers(self, token_ids: I32, hidden: F32) -> F32 | None:
+    def _inputs_of_layers(self, token_ids: I32, hidden: F32, media: Sequence[MediaPart]) -> F32 | None:
         """Inputs of the layers for tokens and their embeddings; None if layers have none of their own."""
         layer_inputs = self.config.embedding.layer_inputs
         if self._layer_inputs is None or layer_inputs is None:
             return None
+        if media:
+            token_ids = token_ids.copy()
+            for part in media:
+                token_ids[part.where] = layer_inputs.media_token
         inputs = np.empty((len(token_ids), layer_inputs.width), np.float32)
         with nullcontext() if self._threads is None else self._limited(self._threads.embedding):
             self._layer_inputs.forward(token_ids, hidden, inputs)

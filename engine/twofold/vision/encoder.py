@@ -40,7 +40,7 @@ class PreparedPicture:
     """A picture as the encoder takes it."""
 
     inputs: Mapping[str, Any]
-    """Tensors by the names that `get_image_features` of transformers' class has for them, and further ones."""
+    """Tensors by the names that transformers' class has for them."""
     text: str
     """Stands for the picture in a prompt, in place of the mark that the chat template writes."""
     digest: bytes
@@ -88,7 +88,9 @@ class PictureEncoder:
             tokenizer_init_kwargs=self.tokenizer.init_kwargs, return_tensors="pt", **(settings or {})
         )
         inputs, (text,) = self._processor._process_images([picture], **merged["images_kwargs"])
-        return PreparedPicture(dict(inputs), text, _digest(inputs), *picture.size)
+        unused = self._processor.unused_input_names
+        taken = {name: value for name, value in inputs.items() if name not in unused}
+        return PreparedPicture(taken, text, _digest(inputs), *picture.size)
 
     @torch.inference_mode()
     def encoded(self, picture: PreparedPicture) -> MediaRows:

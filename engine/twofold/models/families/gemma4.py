@@ -73,7 +73,14 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         fields.integer("hidden_size_per_layer_input", 0, minimum=0),
         partial(PostNorm, 0, hidden, eps),
     )
-    inputs = LayerInputs(num_layers, size, fields.integer("vocab_size_per_layer_input"), hidden, eps)
+    inputs = LayerInputs(
+        num_layers,
+        size,
+        fields.integer("vocab_size_per_layer_input"),
+        hidden,
+        eps,
+        media_token=fields.optional_integer("pad_token_id", minimum=0) or 0,
+    )
 
     def layer(n: int) -> tuple[Block, ...]:
         own = sliding if n in windows else full
