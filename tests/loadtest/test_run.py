@@ -117,10 +117,12 @@ def test_locust_counts_each_request_once(server: ThreadingHTTPServer, tmp_path: 
     )
     with (tmp_path / "locust_stats.csv").open(newline="") as file:
         rows = {(row["Name"], row["Type"]): int(row["Request Count"]) for row in csv.DictReader(file)}
+    samples = samples_of(server)
     num_requests = len(server.requests)  # type: ignore[attr-defined]
-    assert num_requests == len(samples_of(server)) > 3, done
-    assert rows["Aggregated", ""] == num_requests
-    assert rows["impatient", "POST"] + rows["agent", "POST"] == num_requests
+    # An impatient user may leave before the server has read the request.
+    assert sum(not sample.gave_up for sample in samples) <= num_requests <= len(samples), done
+    assert rows["Aggregated", ""] == len(samples) > 3
+    assert rows["impatient", "POST"] + rows["agent", "POST"] == len(samples)
     assert rows["agent", "TTFT"] == rows["agent", "POST"], "latencies have rows of their own"
 
 

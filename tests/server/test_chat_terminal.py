@@ -146,6 +146,7 @@ def test_the_up_key_recalls_earlier_messages(terminal: Terminal, served: tuple[F
     terminal.say("remember this")
     terminal.wait("tokens")
     terminal.key("C-l")
+    wait_until(lambda: "tokens" not in terminal.screen, limit_s=20)
     terminal.key("Up")
     terminal.key("Enter")
     terminal.wait("tokens")
