@@ -73,14 +73,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         fields.integer("hidden_size_per_layer_input", 0, minimum=0),
         partial(PostNorm, 0, hidden, eps),
     )
-    inputs = LayerInputs(
-        num_layers,
-        size,
-        fields.integer("vocab_size_per_layer_input"),
-        hidden,
-        eps,
-        media_token=fields.optional_integer("pad_token_id", minimum=0) or 0,
-    )
+    inputs = _layer_inputs(fields, num_layers, size, attention)
 
     def layer(n: int) -> tuple[Block, ...]:
         own = sliding if n in windows else full
@@ -104,6 +97,14 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         head=replace(config.head, softcap=fields.optional_number("final_logit_softcapping", above=True)),
         embedding=embedding,
         ignored=(*config.ignored, *unread),
+    )
+
+
+def _layer_inputs(fields: Fields, num_layers: int, size: int, attention: Gqa) -> LayerInputs:
+    vocabulary = fields.integer("vocab_size_per_layer_input")
+    padding = fields.optional_integer("pad_token_id", minimum=0) or 0
+    return LayerInputs(
+        num_layers, size, vocabulary, attention.hidden_size, attention.eps, media_token=padding
     )
 
 
