@@ -135,9 +135,14 @@ def write_picture_model(
     """
     family = FAMILIES[name]
     of_text = {
-        "vocab_size": VOCABULARY, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 2,
-        "pad_token_id": 0, **family.text, **text,
-    }  # fmt: skip
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 512,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        **family.text,
+        **text,
+    }
     ids = {key: _FIRST + at for at, key in enumerate(family.tokens)}
     config = transformers.AutoConfig.for_model(
         name, text_config=of_text, vision_config=dict(family.vision), **ids
@@ -163,9 +168,11 @@ def write_picture_model(
             json.dumps(json.loads(file.read_text()) | {"extra_special_tokens": dict(family.named)})
         )
     settings = {
-        "image_processor_type": family.image_processor, "processor_class": family.processor, "do_resize": True,
+        "image_processor_type": family.image_processor,
+        "processor_class": family.processor,
+        "do_resize": True,
         **family.sizes,
-    }  # fmt: skip
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return model
 

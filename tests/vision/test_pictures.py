@@ -126,9 +126,14 @@ def test_damaged_pictures_are_read_or_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(pictures, "MAX_PIXELS", 1 << 20)
     rng = random.Random(5)
     whole = [
-        encoded(SHOWN, "PNG"), encoded(SHOWN.convert("P"), "PNG"), encoded(SHOWN, "JPEG"), encoded(SHOWN, "GIF"),
-        encoded(SHOWN, "WEBP"), encoded(SHOWN, "BMP"), encoded(SHOWN, "JPEG", progressive=True),
-    ]  # fmt: skip
+        encoded(SHOWN, "PNG"),
+        encoded(SHOWN.convert("P"), "PNG"),
+        encoded(SHOWN, "JPEG"),
+        encoded(SHOWN, "GIF"),
+        encoded(SHOWN, "WEBP"),
+        encoded(SHOWN, "BMP"),
+        encoded(SHOWN, "JPEG", progressive=True),
+    ]
     num_read = 0
     for _ in range(2000):
         data = bytearray(rng.choice(whole))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -23,10 +24,6 @@ class MediaRows:
     """Digest of the picture, the encoder and its settings: equal rows at equal positions."""
     deep: F32 | None = None
     """[layers, n, hidden], added to the hidden states after each of the first layers (DeepStack); None: nothing is."""
-
-    @property
-    def num_bytes(self) -> int:
-        return self.rows.nbytes + (0 if self.deep is None else self.deep.nbytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +59,9 @@ class PromptMedia:
         return int(self.rotations.max(initial=-1)) + 1 - int(self.rotations.shape[1])
 
     def rotations_of(self, begin: int, end: int) -> I32:
-        """Positions in rotary embedding [axes, end - begin] of the sequence's tokens from `begin` on, by axis; those
-        of an answer are equal on all axes."""
-        if self.rotations is None:
-            return np.broadcast_to(np.arange(begin, end, dtype=np.int32), (1, end - begin))
+        """Positions in rotary embedding [axes, end - begin] of the sequence's tokens from `begin` on, by axis, where
+        there are `rotations`; those of an answer are equal on all axes."""
+        assert self.rotations is not None
         known = self.rotations[:, begin:end]
         further = np.arange(max(begin, self.rotations.shape[1]), end, dtype=np.int32) + np.int32(self.shift)
         return np.concatenate([known, np.broadcast_to(further, (len(known), len(further)))], axis=1)
@@ -94,6 +90,18 @@ class MediaPart:
     @property
     def where(self) -> slice:
         return slice(self.first, self.first + len(self.rows))
+
+    @property
+    def num_deep(self) -> int:
+        """Layers after which rows are added."""
+        return 0 if self.deep is None else len(self.deep)
+
+
+def deep_rows(parts: Iterable[MediaPart], layer: int) -> Iterator[tuple[slice, F32]]:
+    """(rows of the batch, what is added to their hidden states after a layer)."""
+    for part in parts:
+        if part.deep is not None and 0 <= layer < part.num_deep:
+            yield part.where, part.deep[layer]
 
 
 def media_parts(media: PromptMedia, begin: int, end: int, first: int) -> list[MediaPart]:

@@ -24,8 +24,8 @@ class DecodeRow:
     """Rows directly before it that belong to the same sequence."""
     adapter: int = -1
     """Number of its adapter; -1: none."""
-    rotation: int | None = None
-    """Its position in rotary embedding; None: `position`."""
+    shift: int = 0
+    """Its position in rotary embedding minus `position`."""
 
 
 class DecodeInputs:
@@ -74,7 +74,7 @@ class DecodeInputs:
         places[: len(rows)] = [self._place(row) for row in rows]
         tokens[: len(rows)] = [row.token_id for row in rows]
         positions[: len(rows)] = [row.position for row in rows]
-        rotations[: len(rows)] = [row.position if row.rotation is None else row.rotation for row in rows]
+        rotations[: len(rows)] = [row.position + row.shift for row in rows]
         lengths[: len(rows)] = [row.position + 1 for row in rows]
         records[: len(rows)] = [row.record for row in rows]
         chain[: len(rows)] = [row.chain for row in rows]

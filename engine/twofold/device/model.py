@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from twofold.api.errors import ModelLoadError
-from twofold.api.media import MediaPart
+from twofold.api.media import deep_rows
 from twofold.blocks import ops
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.block import Block
@@ -146,6 +146,7 @@ class DeviceModel:
         self._specs = list(itertools.chain.from_iterable(config.layers))
 
         self._homes = [homes[block.layer] if homes else 0 for block in self._specs]
+        self._stretches: dict[int, list[tuple[int, int, range]]] = {}
 
         self.matrices = DeviceMatrices()  # where adapters find each matrix
 
@@ -241,17 +242,13 @@ class DeviceModel:
                 token_ids[part.where] = self._layer_inputs.inputs.media_token
             step.layer_inputs = self._layer_inputs(token_ids, hidden)
         totals = [hidden]
-        begin = layer = 0
-        num_deep = max((len(part.deep) for part in batch.media if part.deep is not None), default=0)
-        places = [
-            (home, min(block.layer, num_deep)) for home, block in zip(self._homes, self._specs, strict=True)
-        ]
-        for (home, at), blocks in itertools.groupby(places):
-            end = begin + len(list(blocks))
-            _add_deep_rows(totals[0], batch.media, range(layer, at))
-            layer = at
+        at = 0
+        num_deep = max((part.num_deep for part in batch.media), default=0)
+        for home, layer, blocks in self._stretches_of(num_deep):
+            for where, rows in deep_rows(batch.media, layer - 1):
+                totals[0][where] += torch.from_numpy(rows).to(totals[0].device)
             with self._stages[home].active():
-                if home > 0 and (begin == 0 or self._homes[begin - 1] != home):
+                if home != at:
                     inputs, chosen = step.layer_inputs, step.chosen_positions
                     step = self._step_at(home, batch, moe)
                     if chosen is not None:
@@ -260,13 +257,27 @@ class DeviceModel:
                     step.layer_inputs = None if inputs is None else self._moved(inputs, home)
                     totals = [self._moved(total, home) for total in totals]
                 run_blocks(
-                    [(self._blocks[n], self._begun[n], state[self._state_of[n]]) for n in range(begin, end)],
+                    [(self._blocks[n], self._begun[n], state[self._state_of[n]]) for n in blocks],
                     totals,
                     step,
                 )
-            begin = end
-        _add_deep_rows(totals[0], batch.media, range(layer, num_deep))
+            at = home
         return self._moved(totals[0], 0)
+
+    def _stretches_of(self, num_deep: int) -> list[tuple[int, int, range]]:
+        """(device, layer, blocks) of consecutive blocks on one device, cut before each of the layers 1 to `num_deep`,
+        of which the first stretch after a cut has the number, all others 0."""
+        if num_deep not in self._stretches:
+            layers = [min(block.layer, num_deep) for block in self._specs]
+            made = self._stretches[num_deep] = []
+            begin = before = 0
+            for (home, layer), blocks in itertools.groupby(zip(self._homes, layers, strict=True)):
+                end = begin + len(list(blocks))
+                made.append((home, layer if layer > before else 0, range(begin, end)))
+                begin, before = end, layer
+            if before < num_deep:  # the last layers have rows of their own
+                made.append((self._homes[-1], num_deep, range(0)))
+        return self._stretches[num_deep]
 
     def _step_at(self, home: int, batch: DeviceBatch, moe: DeviceMoe) -> DeviceStep:
         """Memory shared by the blocks on one device. batch: on the first device."""
@@ -307,15 +318,6 @@ class DeviceModel:
             adapted.change_logits(rows, logits)
         cap = self.config.head.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-def _add_deep_rows(hidden: Tensor, media: Sequence[MediaPart], layers: range) -> None:
-    """Add the pictures' rows for the hidden states f32 [T, hidden] after these layers."""
-    for part in media:
-        if part.deep is not None:
-            for layer in layers:
-                if layer < len(part.deep):
-                    hidden[part.where] += torch.from_numpy(part.deep[layer]).to(hidden.device)
 
 
 def sums_begun(blocks: Sequence[DeviceBlock]) -> Counter[int]:

@@ -49,7 +49,7 @@ def decode_rows(scheduled: Sequence[ScheduledSequence], record_index: RecordInde
             piece.record,
             piece.chain,
             piece.adapter,
-            rotation=piece.begin + piece.shift,
+            shift=piece.shift,
         )
         for piece in _pieces(scheduled, record_index)
     ]

@@ -86,16 +86,12 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
 
 def _with_axes(rope: RopeConfig, axes: Axes, fields: Fields) -> RopeConfig:
     section = fields.section(("rope_parameters", "rope_scaling"))
-    given = None if section is None else section.data.get("mrope_section")
-    sections = axes.sections if given is None else given
-    if not (
-        isinstance(sections, (list, tuple))
-        and len(sections) == len(axes.sections)
-        and all(isinstance(count, int) and count >= 0 for count in sections)
-    ):
-        where = fields if section is None else section
-        raise where.error("mrope_section", given, f"{len(axes.sections)} numbers of pairs")
-    return replace(rope, sections=tuple(sections), interleaved=axes.interleaved)
+    sections = axes.sections
+    if section is not None and section.get("mrope_section")[1] is not None:
+        sections = section.integers("mrope_section")
+        if len(sections) != len(axes.sections):
+            raise section.error("mrope_section", list(sections), f"{len(axes.sections)} numbers of pairs")
+    return replace(rope, sections=sections, interleaved=axes.interleaved)
 
 
 def _is_nested(fields: Fields) -> bool:

@@ -19,7 +19,6 @@ from twofold.step.sequences import Schedule, ScheduledSequence
 I32 = npt.NDArray[np.int32]
 _AXES: Final = 3
 """Time, row and column."""
-_NO_MEDIA: Final = PromptMedia(())
 
 
 class StepBatch:
@@ -50,8 +49,6 @@ class StepBatch:
         self._version: int | None = None
         """Schedule that its arrays can be advanced by; None: the next step has others."""
         self._num_pages: list[int] = []
-        self._shifts: I32 | None = None
-        """[T] rotary positions minus positions while sequences decode; None: there are no others."""
 
     def of(self, schedule: Schedule) -> StepBatch:
         """Return itself, filled with this step."""
@@ -102,7 +99,6 @@ class StepBatch:
         )
         self.media = media_of(scheduled)
         self._num_pages = [len(item.sequence.pages) for item in scheduled]
-        self._shifts = _shifts_of(scheduled) if self.meta.rotations is not None else None
         return len(tokens) == len(scheduled) == len(last_rows)
 
     def _advance(self, scheduled: Seq[ScheduledSequence]) -> None:
@@ -129,9 +125,7 @@ class StepBatch:
             prompt_lengths=meta.prompt_lengths,
             last_position=max(positions),
             records=meta.records,
-            rotations=None
-            if self._shifts is None
-            else (meta.positions + self._shifts)[None].repeat(_AXES, 0),
+            rotations=None if meta.rotations is None else rotations_of(scheduled),
         )
 
 
@@ -157,23 +151,20 @@ def media_of(scheduled: Seq[ScheduledSequence]) -> list[MediaPart]:
 
 def rotations_of(scheduled: Seq[ScheduledSequence]) -> I32 | None:
     """[axes, T] positions in rotary embedding; None: they are the tokens' positions."""
-    if not any(
-        item.sequence.request.media and item.sequence.request.media.rotations is not None
-        for item in scheduled
-    ):
+    turned = [_turned(item.sequence.request.media) for item in scheduled]
+    if not any(turned):
         return None
     found = []
-    for sequence, num_tokens, *_ in scheduled:
-        media, begin = sequence.request.media or _NO_MEDIA, sequence.num_computed
-        rows = media.rotations_of(begin, begin + num_tokens)
+    for (sequence, num_tokens, *_), media in zip(scheduled, turned, strict=True):
+        begin, end = sequence.num_computed, sequence.num_computed + num_tokens
+        rows = np.arange(begin, end, dtype=np.int32) if media is None else media.rotations_of(begin, end)
         found.append(np.broadcast_to(rows, (_AXES, num_tokens)))
     return np.concatenate(found, axis=1)
 
 
-def _shifts_of(scheduled: Seq[ScheduledSequence]) -> I32:
-    """[S] rotary positions of the answers' tokens minus their positions."""
-    media = (item.sequence.request.media for item in scheduled)
-    return np.array([0 if each is None else each.shift for each in media], np.int32)
+def _turned(media: PromptMedia | None) -> PromptMedia | None:
+    """Pictures, if they have rotary positions of their own."""
+    return None if media is None or media.rotations is None else media
 
 
 def verified_rows(scheduled: Seq[ScheduledSequence]) -> list[bool]:

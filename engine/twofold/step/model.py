@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold import _core
-from twofold.api.media import MediaPart
+from twofold.api.media import MediaPart, deep_rows
 from twofold.blocks import ops
 from twofold.blocks.mtp_input import MtpInput
 from twofold.blocks.rope import rope_tables
@@ -188,14 +188,15 @@ class LoadedModel:
             hidden[part.where] = part.rows
         inputs = self._inputs_of_layers(token_ids, hidden, media)
         prepared = self.attention_batch(batch) if isinstance(batch, BatchMeta) else batch
-        deep = max((len(part.deep) for part in media if part.deep is not None), default=0)
-        cuts = self._tapped_layers.union(range(1, deep + 1))
+        num_deep = max((part.num_deep for part in media), default=0)
+        cuts = self._tapped_layers.union(range(1, num_deep + 1))
         if not cuts:
             self._decoder.forward(hidden, prepared, kv_cache, experts, layer_inputs=inputs)
             return hidden
         self.tapped = []
         for first_layer, decoder in self._stretches_of(cuts):
-            add_deep_rows(hidden, media, first_layer - 1)
+            for where, rows in deep_rows(media, first_layer - 1):
+                hidden[where] += rows
             if first_layer in self._tapped_layers:
                 self.tapped.append(hidden.copy())
             if decoder is not None:
@@ -271,13 +272,6 @@ class LoadedModel:
             yield
         finally:
             self.pool.limit(0)
-
-
-def add_deep_rows(hidden: F32, media: Sequence[MediaPart], layer: int) -> None:
-    """Add the pictures' rows for the hidden states [T, hidden] after a layer."""
-    for part in media:
-        if part.deep is not None and 0 <= layer < len(part.deep):
-            hidden[part.where] += part.deep[layer]
 
 
 class _Loading:

@@ -45,9 +45,6 @@ class PreparedPicture:
     """Stands for the picture in a prompt, in place of the mark that the chat template writes."""
     digest: bytes
     """Digest of the inputs: equal pictures under equal settings have the same."""
-    width: int
-    height: int
-    """Pixels, as given."""
 
 
 class PictureEncoder:
@@ -77,8 +74,6 @@ class PictureEncoder:
         self.tokenizer = self._processor.tokenizer
         """The checkpoint's tokenizer, as transformers has it."""
         self._digest = _digest({name: tensors[name] for name in sorted(tensors)})
-        self.mark: str = self._processor.image_token
-        """The token that chat templates write for a picture."""
         self.row_tokens: tuple[int, ...] = tuple(self._processor.image_token_ids)
         """Tokens of which each stands for a row."""
 
@@ -90,7 +85,7 @@ class PictureEncoder:
         inputs, (text,) = self._processor._process_images([picture], **merged["images_kwargs"])
         unused = self._processor.unused_input_names
         taken = {name: value for name, value in inputs.items() if name not in unused}
-        return PreparedPicture(taken, text, _digest(inputs), *picture.size)
+        return PreparedPicture(taken, text, _digest(inputs))
 
     @torch.inference_mode()
     def encoded(self, picture: PreparedPicture) -> MediaRows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,12 @@ def picture_processor(folder: Path) -> Any:
     """
     import transformers
 
-    kind = _processor_class(folder)
+    settings = [
+        read_json_object(folder / name, "settings of pictures")
+        for name in _FILES
+        if (folder / name).is_file()
+    ]
+    kind = _processor_class(folder, settings)
 
     class PicturesAlone(kind):  # type: ignore[misc, valid-type]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
@@ -34,18 +39,17 @@ def picture_processor(folder: Path) -> Any:
         "image_processor": auto.AutoImageProcessor.from_pretrained(folder),
         "tokenizer": auto.AutoTokenizer.from_pretrained(folder),
     }
-    stated = next(_settings(folder), {})
+    stated = settings[0] if settings else {}
     taken = inspect.signature(kind.__init__).parameters
     return PicturesAlone(**{name: value for name, value in stated.items() if name in taken} | parts)
 
 
-def _processor_class(folder: Path) -> Any:
+def _processor_class(folder: Path, settings: Sequence[Mapping[str, Any]]) -> Any:
     """The class that a file names, else that of the model's type."""
     import transformers
     from transformers.models.auto import processing_auto
 
     by_type: dict[str, str] = vars(processing_auto)["PROCESSOR_MAPPING_NAMES"]
-    settings = list(_settings(folder))
     names = [str(each["processor_class"]) for each in settings if "processor_class" in each]
     names += [by_type[str(each["model_type"])] for each in settings if each.get("model_type") in by_type]
     for name in names:
@@ -55,9 +59,3 @@ def _processor_class(folder: Path) -> Any:
         f"{folder}: transformers has no processor of pictures named {', '.join(names) or 'in its files'}; a newer "
         "transformers may have it"
     )
-
-
-def _settings(folder: Path) -> Iterator[dict[str, Any]]:
-    for name in _FILES:
-        if (folder / name).is_file():
-            yield read_json_object(folder / name, "settings of pictures")

@@ -15,7 +15,8 @@ from twofold.telemetry.queries.runs import Database, Run, Window
 F64 = npt.NDArray[np.float64]
 
 MAX_STEPS: Final = 20_000
-"""Steps of a window that are read: 60 ms. Of a longer window every second, third, ... step."""
+"""Steps of a window that are read, of a longer window every second, third, … one: 50 ms of CPU for five minutes of 100
+steps a second, 160 ms for 35 minutes, whose rows are all looked at (AVX2, quiet)."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,10 @@ def token_gaps(db: Database, run: Run, span: Window) -> TokenGaps:
         select(step.started_s, gap_s, num_answers)
         .where(*within, step.step % every == 0, num_answers > 0)
         .where(before.run_id == step.run_id, before.step == step.step - 1)
-        .order_by(step.step)
     )
-    rows = np.array([tuple(row) for row in db.rows(query)], np.float64).reshape(-1, 3)
-    counts = rows[:, 2].astype(np.int64)
-    return TokenGaps(np.repeat(rows[:, 0], counts), np.repeat(rows[:, 1], counts), every)
+    # By column: to make a tuple of each row took as long as the query.
+    at, gaps, answers = list(zip(*db.rows(query), strict=True)) or [()] * 3
+    counts = np.array(answers, np.int64)
+    return TokenGaps(
+        np.repeat(np.array(at, np.float64), counts), np.repeat(np.array(gaps, np.float64), counts), every
+    )
