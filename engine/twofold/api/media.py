@@ -22,6 +22,10 @@ class MediaRows:
     """[n, hidden], in place of the embeddings of n tokens."""
     digest: bytes
     """Digest of the picture, the encoder and its settings: equal rows at equal positions."""
+    num_pixels: int = 0
+    """Pixels of the picture as sent."""
+    thumbnail: str = ""
+    """A small view of it, a JPEG file in base64."""
     deep: F32 | None = None
     """[layers, n, hidden], added to the hidden states after each of the first layers (DeepStack); None: nothing is."""
 
@@ -50,6 +54,16 @@ class PromptMedia:
     """Ascending by position, apart from one another."""
     rotations: I32 | None = None
     """[axes, prompt tokens] position of each token in rotary embedding, by axis; None: its position in the prompt."""
+
+    @property
+    def pictures(self) -> list[MediaRows]:
+        """The pictures in the prompt's order; one that is shown twice is there twice."""
+        return [span.media for span in self.spans if span.first_row == 0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt that stand for rows of pictures."""
+        return sum(span.count for span in self.spans)
 
     @cached_property
     def shift(self) -> int:

@@ -59,6 +59,8 @@ from twofold.step.expert_loading import load_experts, slot_plan
 from twofold.step.model import LoadedModel
 from twofold.step.runner import LoadedRunner, ModelRunner
 from twofold.text.tokenizer import Tokenizer
+from twofold.vision.service import PictureSource
+from twofold.vision.source import picture_source
 from twofold.weights.gguf_source import GgufSource
 from twofold.weights.mapped_files import MappedFiles
 from twofold.weights.panel_file import check_if_changed
@@ -89,6 +91,8 @@ class EngineParts:
     """How the model pools hidden states."""
     weights: MappedFiles
     """Files that steps read weights from."""
+    pictures: PictureSource | None = None
+    """The model's picture encoder; None: it reads text only."""
     adapters: AdaptedModel | None = None
     """Where adapters go; None: the runner computes none."""
     reload_on_cpu: Callable[[str], EngineParts] | None = None
@@ -274,6 +278,7 @@ class _Opened:
             drafter=model_drafter,
             pooling=self.pooling,
             weights=weights,
+            pictures=picture_source(config, path, files, threads=config.cpu_threads),
             adapters=loaded.adapters,
         )
 

@@ -9,6 +9,8 @@ from twofold.models.config import ModelConfig
 from twofold.models.quantization import read_quantization
 from twofold.weights.json_file import Fields
 
+VISION_TOWER: Final = "vision tower"
+"""Name of the part that encodes pictures, in `ModelConfig.left_out`."""
 _OUTER: Final = (
     "tie_word_embeddings",
     "bos_token_id",
@@ -32,5 +34,5 @@ def text_fields(fields: Fields, architecture: str) -> Fields:
 
 def without_images(config: ModelConfig, renamed: tuple[tuple[str, str], ...], *patterns: str) -> ModelConfig:
     """A text part with its checkpoint renames and the tensor patterns of the unsupported vision tower."""
-    vision = tuple(("vision tower", pattern) for pattern in patterns)
+    vision = tuple((VISION_TOWER, pattern) for pattern in patterns)
     return replace(config, renamed=renamed, left_out=(*config.left_out, *vision))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,12 @@ class PreparedPicture:
     digest: bytes
     """Digest of the inputs: equal pictures under equal settings have the same."""
 
+    @property
+    def grid(self) -> tuple[int, ...] | None:
+        """Patches (time, height, width) from which rotary positions follow; None: the positions are those of text."""
+        grids = self.inputs.get("image_grid_thw")
+        return None if grids is None else tuple(grids[0].tolist())
+
 
 class PictureEncoder:
     """Encodes pictures for one model. One call at a time."""
@@ -76,6 +83,11 @@ class PictureEncoder:
         self._digest = _digest({name: tensors[name] for name in sorted(tensors)})
         self.row_tokens: tuple[int, ...] = tuple(self._processor.image_token_ids)
         """Tokens of which each stands for a row."""
+        self.mark: str = self._processor.image_token
+        """Stands for a picture in what the chat template writes."""
+        self.hidden_size: int = self._model.config.get_text_config().hidden_size
+        self.rotates = hasattr(self._model, "get_rope_index")
+        """Whether tokens of pictures have rotary positions of their own."""
 
     def prepared(self, picture: Image, settings: Mapping[str, Any] | None = None) -> PreparedPicture:
         """An RGB image, scaled as the processor's settings and the given ones say."""
@@ -96,7 +108,7 @@ class PictureEncoder:
         return MediaRows(
             _joined(out.pooler_output),
             blake2b(self._digest + picture.digest, digest_size=32).digest(),
-            np.stack([_joined(rows) for rows in deep]) if deep else None,
+            deep=np.stack([_joined(rows) for rows in deep]) if deep else None,
         )
 
     def placed(
@@ -117,19 +129,30 @@ class PictureEncoder:
             )
         own = np.split(places, np.cumsum(counts)[:-1])
         spans = (span for media, each in zip(rows, own, strict=True) for span in _spans(media, each))
-        return PromptMedia(tuple(spans), self._rotations(ids, places, pictures))
+        grids = [picture.grid for picture in pictures if picture.grid is not None]
+        return PromptMedia(tuple(spans), self.rotations(ids, grids) if self.rotates else None)
 
-    def _rotations(self, ids: I64, places: I64, pictures: Sequence[PreparedPicture]) -> I32 | None:
-        """[axes, tokens]; None for a family whose pictures have positions as text has."""
-        rope_index = getattr(self._model, "get_rope_index", None)
-        if rope_index is None:
-            return None
-        kinds = np.zeros(len(ids), np.int64)
-        kinds[places] = 1
-        positions, _ = rope_index(
-            torch.from_numpy(ids)[None],
+    def collapsed(self, text: str) -> tuple[str, list[int]]:
+        """A picture's text with one token for each run of equal tokens that stand for rows, and the runs' lengths."""
+        names = map(re.escape, self.tokenizer.convert_ids_to_tokens(self.row_tokens))
+        runs: list[int] = []
+
+        def one(run: re.Match[str]) -> str:
+            runs.append(len(run[0]) // len(run[1]))
+            return run[1]
+
+        return re.sub(rf"({'|'.join(names)})\1*", one, text), runs
+
+    def rotations(self, token_ids: I64, grids: Sequence[Sequence[int]]) -> I32:
+        """Rotary positions [axes, tokens] of a prompt with a token per row, where the family `rotates`.
+
+        grids: patches (time, height, width) of each picture.
+        """
+        kinds = np.isin(token_ids, self.row_tokens).astype(np.int64)
+        positions, _ = self._model.get_rope_index(
+            torch.from_numpy(token_ids)[None],
             mm_token_type_ids=torch.from_numpy(kinds)[None],
-            image_grid_thw=torch.cat([picture.inputs["image_grid_thw"] for picture in pictures]),
+            image_grid_thw=torch.tensor(grids),
         )
         return np.asarray(positions[:, 0].numpy(), np.int32)
 
@@ -162,7 +185,7 @@ def _encoder(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
         ) from None
     with _without_warnings():  # the text's tensors are missing on purpose
         model, report = kind.from_pretrained(
-            None, config=config, state_dict=dict(tensors), output_loading_info=True
+            None, config=config, state_dict=dict(tensors), output_loading_info=True, dtype=torch.float32
         )
     missing = sorted(name for name in report["missing_keys"] if "language_model" not in name)
     further = sorted(report["unexpected_keys"])
@@ -176,9 +199,12 @@ def _encoder(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
+    from transformers.utils import logging as of_transformers
+
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    of_transformers.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:

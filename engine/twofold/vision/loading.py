@@ -1,0 +1,36 @@
+"""A model's picture encoder from its files."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from twofold.api.errors import ModelLoadError
+from twofold.models.nested_config import VISION_TOWER
+from twofold.models.registry import read_config
+from twofold.vision.encoder import PictureEncoder
+from twofold.weights.checkpoint import Checkpoint
+
+
+def open_encoder(model: Path, projector: Path | None) -> PictureEncoder:
+    """The encoder of a model directory, or of a GGUF model with its projector file.
+
+    Raises:
+        ConfigError: transformers or pillow is not installed.
+        ModelLoadError: the files are damaged, or of a model whose encoder transformers does not know.
+    """
+    if projector is None:
+        return PictureEncoder(model, _vision_tensors(model))
+    raise ModelLoadError(f"{projector}: picture encoders in GGUF files are not read yet")
+
+
+def _vision_tensors(model: Path) -> dict[str, Tensor]:
+    """The directory's vision tensors in float32."""
+    config = read_config(model)
+    patterns = [pattern for part, pattern in config.left_out if part == VISION_TOWER]
+    source = Checkpoint.open(model, renamed=config.renamed)
+    names = [name for name in source if any(fnmatch(name, pattern) for pattern in patterns)]
+    return {name: torch.from_numpy(source.vector(name, source.entry(name).shape)) for name in names}
