@@ -15,9 +15,12 @@ from twofold.api.errors import ModelLoadError
 from twofold.vision.encoder import PictureEncoder, PreparedPicture
 from twofold.vision.mmproj import find_projector, projector_checkpoint
 
+from tests.models.transformers_runs import one_torch_thread
 from tests.tiny_models.gguf import damaged, gguf_bytes, gguf_parts, with_strange_metadata
 from tests.tiny_models.mmproj import TEXTS, write_projector, write_text_header
 from tests.tiny_models.pictures import FAMILIES, encoder_of, picture, write_picture_model
+
+__all__ = ["one_torch_thread"]  # a fixture
 
 COLOURS = {"image_mean": [0.25, 0.5, 0.75], "image_std": [0.5, 0.25, 0.5]}
 
@@ -171,7 +174,8 @@ def test_unknown_projectors_and_tensors_are_named(qwen: Files, tmp_path: Path) -
 
     kind = {"clip.projector_type": ("STRING", "resampler")}
     refused(
-        lambda fields, tensors: fields.update(kind), "of type 'resampler', expected one of qwen3vl_merger, glm4v"
+        lambda fields, tensors: fields.update(kind),
+        "of type 'resampler', expected one of qwen3vl_merger, glm4v",
     )
     sound = {"clip.has_vision_encoder": ("BOOL", False)}
     refused(lambda fields, tensors: fields.update(sound), "has no vision encoder")
