@@ -111,16 +111,16 @@ FAMILIES: Final[Mapping[str, PictureFamily]] = {
             "position_embedding_size": 256,
         },
         {
-            "boi_token_id": "<start_of_image>", "eoi_token_id": "<end_of_image>",
-            "image_token_id": "<image_soft_token>", "video_token_id": "<video_soft_token>",
-            "audio_token_id": "<audio_soft_token>",
+            "boi_token_id": "<|image>", "eoi_token_id": "<image|>",
+            "image_token_id": "<|image|>", "video_token_id": "<|video|>",
+            "audio_token_id": "<|audio|>",
         },
         "Gemma4Processor", "Gemma4ImageProcessor",
         {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70},
         {
-            "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>",
-            "video_token": "<video_soft_token>", "audio_token": "<audio_soft_token>", "boa_token": "<start_of_image>",
-            "eoa_token": "<end_of_image>",
+            "boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>",
+            "video_token": "<|video|>", "audio_token": "<|audio|>", "boa_token": "<|image>",
+            "eoa_token": "<image|>",
         },
     ),
 }  # fmt: skip

@@ -165,8 +165,12 @@ def _spans(media: MediaRows, places: I64) -> Iterator[MediaSpan]:
         begin = end
 
 
-def _encoder(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
-    """transformers' model with these tensors and no text."""
+def vision_class(folder: Path) -> tuple[Any, Any]:
+    """transformers' configuration of a model without its text, and its class with that configuration.
+
+    Raises:
+        ModelLoadError: transformers has no such model.
+    """
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -178,11 +182,16 @@ def _encoder(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
         text.pad_token_id = 0
     kinds: Any = transformers.AutoModel
     try:
-        kind = kinds._model_mapping[type(config)]
+        return config, kinds._model_mapping[type(config)]
     except KeyError:
         raise ModelLoadError(
             f"{folder}: transformers has no model for {type(config).__name__}, so its pictures cannot be encoded"
         ) from None
+
+
+def _encoder(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
+    """transformers' model with these tensors and no text."""
+    config, kind = vision_class(folder)
     with _without_warnings():  # the text's tensors are missing on purpose
         model, report = kind.from_pretrained(
             None, config=config, state_dict=dict(tensors), output_loading_info=True, dtype=torch.float32

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from fnmatch import fnmatch
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
-from twofold.api.errors import ModelLoadError
 from twofold.models.nested_config import VISION_TOWER
 from twofold.models.registry import read_config
 from twofold.vision.encoder import PictureEncoder
+from twofold.vision.mmproj import projector_checkpoint
 from twofold.weights.checkpoint import Checkpoint
 
 
@@ -24,7 +25,8 @@ def open_encoder(model: Path, projector: Path | None) -> PictureEncoder:
     """
     if projector is None:
         return PictureEncoder(model, _vision_tensors(model))
-    raise ModelLoadError(f"{projector}: picture encoders in GGUF files are not read yet")
+    with TemporaryDirectory(prefix="twofold-mmproj-") as folder:
+        return PictureEncoder(Path(folder), projector_checkpoint(projector, model, Path(folder)))
 
 
 def _vision_tensors(model: Path) -> dict[str, Tensor]:

@@ -7,10 +7,31 @@ from pathlib import Path
 
 from twofold.api.errors import ConfigError
 from twofold.api.picture_config import PictureConfig, parse_processor_settings
+from twofold.api.projector_names import preferred_projector
 from twofold.models.model_files import ModelFiles
 from twofold.models.nested_config import VISION_TOWER
 from twofold.vision.service import PictureSource
 from twofold.weights.gguf_file import is_gguf
+
+
+def find_projector(model: Path) -> Path | None:
+    """The projector beside a GGUF file; of several, BF16 is preferred to F32, F16, Q8_0 and other types, in this order.
+
+    A hub's cache may have the model in a folder of its own, and the projector at the top of the repository.
+
+    None: there is none, or the model is no GGUF file.
+    """
+    if not is_gguf(model):
+        return None
+    above = model.parent.parent
+    for folder in (model.parent, *([above] if above.parent.name == "snapshots" else [])):
+        try:
+            found = preferred_projector(path.name for path in folder.iterdir() if path.is_file())
+        except OSError:
+            continue
+        if found is not None:
+            return folder / found
+    return None
 
 
 def picture_source(
@@ -22,6 +43,7 @@ def picture_source(
     if projector is not None and not projector.is_file():
         raise ConfigError(f"--mmproj was given {config.mmproj}, which is no file")
     if is_gguf(model):
+        projector = projector or find_projector(model)
         if projector is None:
             return None
     elif projector is not None:

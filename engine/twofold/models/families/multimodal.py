@@ -28,7 +28,8 @@ MULTIMODAL: Final = {
         "glm4v_moe_text",
         attention={"o_bias": False},
         rotated_share=0.5,
-        router=SIGMOID,
+        dense={"gguf_norm": "post_attention_norm"},
+        router=SIGMOID | {"gguf_norm": "post_attention_norm"},
         text=TextPart(axes=Axes((8, 12, 12))),
     ),
     "ernie4_5_vl_moe": Decoder(
