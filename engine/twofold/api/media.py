@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +67,14 @@ class PromptMedia:
         return sum(span.count for span in self.spans)
 
     @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(begin, end) of all tokens that stand for rows without a token of text between them."""
+        begins = [span.begin for span in self.spans]
+        ends = [span.end for span in self.spans]
+        cuts = [n for n in range(1, len(begins)) if begins[n] > ends[n - 1]]
+        return tuple((begins[a], ends[b - 1]) for a, b in pairwise([0, *cuts, len(begins)]) if a < b)
+
+    @cached_property
     def shift(self) -> int:
         """The first answer token's position in rotary embedding minus its position in the sequence."""
         if self.rotations is None:
@@ -83,7 +92,8 @@ class PromptMedia:
     def digest(self, begin: int, end: int) -> bytes:
         """Digest of the pictures' rows at the tokens from `begin` up to before `end`; empty where there are none."""
         parts = [
-            b"%b %d %d" % (span.media.digest, begin - span.begin, span.first_row)
+            b"%b %d %d %d"
+            % (span.media.digest, span.begin - begin, min(span.end, end) - begin, span.first_row)
             for span in self.spans
             if span.begin < end and begin < span.end
         ]

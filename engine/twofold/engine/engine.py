@@ -68,6 +68,7 @@ class Engine:
         """How the model pools hidden states."""
         self.pictures = None if parts.pictures is None else PictureService(parts.pictures)
         """Encodes pictures of prompts; None: the model reads text only."""
+        self._bidirectional_pictures = parts.bidirectional_pictures
         self.vocab_size = runner.vocab_size
         self.memory_advice: Seq[str] = ()
         """Logged with a step that ran out of memory: the fit's table, and which settings to lower."""
@@ -193,7 +194,14 @@ class Engine:
         max_tokens = max_answer_tokens(request, self.max_context)
 
         def begin() -> RequestState:
-            sequence = Sequence(next(self._numbers), request, list(request.prompt_token_ids), max_tokens)
+            runs = () if request.media is None or not self._bidirectional_pictures else request.media.runs
+            sequence = Sequence(
+                next(self._numbers),
+                request,
+                list(request.prompt_token_ids),
+                max_tokens,
+                bidirectional=runs,
+            )
             state = RequestState(
                 sequence,
                 self.tokenizer.detokenizer(shown=request.shown_tokens),

@@ -47,7 +47,7 @@ from twofold.experts.spread import RankShare
 from twofold.experts.warm_start import open_cache_state
 from twofold.models import ModelFiles, ProgressFn, open_model_files
 from twofold.models.bundled import bundled_model_path
-from twofold.models.config import ModelConfig
+from twofold.models.config import ModelConfig, has_bidirectional_pictures
 from twofold.models.pooling import read_pooling
 from twofold.models.sizing import trace_sizes
 from twofold.step.adapters import AdaptedModel, ModelAdapters
@@ -89,6 +89,8 @@ class EngineParts:
     """Drafter that computes with a model, if one is configured."""
     pooling: ModelPooling
     """How the model pools hidden states."""
+    bidirectional_pictures: bool
+    """Whether tokens of a picture attend to one another."""
     weights: MappedFiles
     """Files that steps read weights from."""
     pictures: PictureSource | None = None
@@ -277,6 +279,7 @@ class _Opened:
             recorded=_recorded_model(path, files.config),
             drafter=model_drafter,
             pooling=self.pooling,
+            bidirectional_pictures=has_bidirectional_pictures(files.config.layers),
             weights=weights,
             pictures=picture_source(config, path, files, threads=config.cpu_threads),
             adapters=loaded.adapters,

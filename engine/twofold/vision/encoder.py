@@ -81,7 +81,7 @@ class PictureEncoder:
         self.tokenizer = self._processor.tokenizer
         """The checkpoint's tokenizer, as transformers has it."""
         self._digest = _digest({name: tensors[name] for name in sorted(tensors)})
-        self.row_tokens: tuple[int, ...] = tuple(self._processor.image_token_ids)
+        self.row_tokens: tuple[int, ...] = (self._model.config.image_token_id,)
         """Tokens of which each stands for a row."""
         self.mark: str = self._processor.image_token
         """Stands for a picture in what the chat template writes."""
@@ -102,11 +102,14 @@ class PictureEncoder:
     @torch.inference_mode()
     def encoded(self, picture: PreparedPicture) -> MediaRows:
         """The rows of a picture."""
-        inputs = {name: value for name, value in picture.inputs.items() if name in self._taken}
+        inputs = {name: _exact(value) for name, value in picture.inputs.items() if name in self._taken}
         out = self._model.get_image_features(**inputs)
+        rows = getattr(out, "pooler_output", None)
+        if rows is None:  # the class projects in its forward
+            rows = self._model.multi_modal_projector(out.last_hidden_state)
         deep = getattr(out, "deepstack_features", None)
         return MediaRows(
-            _joined(out.pooler_output),
+            _joined(rows),
             blake2b(self._digest + picture.digest, digest_size=32).digest(),
             deep=np.stack([_joined(rows) for rows in deep]) if deep else None,
         )
@@ -218,6 +221,11 @@ def _without_warnings() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def _exact(value: Any) -> Any:
+    """An input as the encoder computes: some processors round pictures to bf16."""
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _joined(rows: Tensor | Sequence[Tensor]) -> F32:

@@ -129,17 +129,26 @@ _QWEN3_NEXT: Final = Decoder(
     gguf_whole=_qwen_gguf,
 )
 
+# For text, the three positions of its rotation are equal, so it is plain RoPE.
+_QWEN3_5_MOE: Final = replace(
+    _QWEN3_NEXT,
+    summary="Qwen3.5-MoE and Qwen3.6-MoE: Qwen3-Next with separate projections.",
+    model_type="qwen3_5_moe_text",
+    only={"attn_output_gate": (True,)},
+    text=TextPart(axes=Axes((11, 11, 10), interleaved=True)),
+    gguf_whole=lambda metadata: _qwen_gguf(metadata) | {"tiled_value_heads": True},
+)
+
 RECURRENT: Final = {
     "qwen3_next": _QWEN3_NEXT,
-    # For text, the three positions of its rotation are equal, so it is plain RoPE.
-    "qwen3_5_moe": replace(
-        _QWEN3_NEXT,
-        summary="Qwen3.5-MoE and Qwen3.6-MoE: Qwen3-Next with separate projections; the text part of multimodal "
-                "models.",
-        model_type="qwen3_5_moe_text",
-        only={"attn_output_gate": (True,)},
-        text=TextPart(axes=Axes((11, 11, 10), interleaved=True)),
-        gguf_whole=lambda metadata: _qwen_gguf(metadata) | {"tiled_value_heads": True},
+    "qwen3_5_moe": _QWEN3_5_MOE,
+    "qwen3_5": replace(
+        _QWEN3_5_MOE,
+        summary="Qwen3.5 and Qwen3.6 (0.8B to 27B): Qwen3.5-MoE's layers without experts.",
+        model_type="qwen3_5_text",
+        router=None,
+        mtp=MtpLayer(dense=True, unannounced=True, renamed=_QWEN_MTP, pattern="mtp.*"),
+        gguf_whole=None,
     ),
     "lfm2_moe": Decoder(
         "LFM2 with experts (8B-A1B): short convolutions in most layers, attention in some, sigmoid scores with a bias.",
