@@ -235,6 +235,14 @@ def _predicting(r: random.Random, model: TinyFamily) -> dict[str, Any]:
     return {"num_nextn_predict_layers": int(model.has_mtp)}
 
 
+def _indexer(r: random.Random, model: TinyFamily) -> dict[str, Any]:
+    rotated = 2 * r.randint(1, 6)
+    return {
+        "index_topk": r.randint(1, 30), "index_n_heads": r.randint(1, 9), "index_head_dim": rotated + r.randint(0, 20),
+        "qk_rope_head_dim": rotated, "q_lora_rank": r.randint(5, 30), "kv_lora_rank": r.randint(5, 40),
+    }  # fmt: skip
+
+
 _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]] = {
     "glm4_moe": lambda r, model: _predicting(r, model) | {
         "use_qk_norm": r.random() < 0.5, "partial_rotary_factor": r.choice((0.25, 0.5, 0.5, 0.75, 1.0)),
@@ -243,6 +251,7 @@ _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]
         ("deepseek_v3", "kimi_k25", "glm4_moe_lite"),
         lambda r, model: _predicting(r, model) | {"rope_interleave": r.random() < 0.7},
     ),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _indexer),
     "qwen2_moe": lambda r, model: r.choice(
         ({"use_sliding_window": False}, {"use_sliding_window": True, "sliding_window": 9})
     ),

@@ -35,8 +35,8 @@ _V3: Final = _LATENT | {
     "first_k_dense_replace": 1, "moe_layer_freq": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "n_group": 1,
     "topk_group": 1, "rope_interleave": True,
 }  # fmt: skip
-_INDEXER: Final = {"index_topk": 128, "index_n_heads": 2, "index_head_dim": 16}
-_INDEXER_NORM: Final = ("model.layers.0.self_attn.indexer.k_norm.weight", 16)
+_INDEXER: Final = {"index_topk": 12, "index_n_heads": 6, "index_head_dim": 16}
+_SHARED_INDEXER: Final = ("model.layers.1.self_attn.indexer.k_norm.weight", 16)
 _W: Final = {"separate": (BLOCK_SPARSE_MOE,), "fused": (MLP,)}
 
 
@@ -333,12 +333,12 @@ LATENT: Final = {
     ),
     "deepseek_v32": _of(
         "DeepseekV32ForCausalLM",
-        Row("deepseek_v32", keys=_LATENT_KEYS, gguf="deepseek32", scores="SIGMOID", left_out=_INDEXER_NORM),
+        Row("deepseek_v32", keys=_LATENT_KEYS, gguf="deepseek32", scores="SIGMOID"),
         top_k=4, **_LATENT, **_GROUPS, **_INDEXER, first_k_dense_replace=1,
     ),
     "glm_moe_dsa": _of(
         "GlmMoeDsaForCausalLM",
-        Row("glm_moe_dsa", keys=_LATENT_KEYS, gguf="glm-dsa", scores="SIGMOID", left_out=_INDEXER_NORM),
+        Row("glm_moe_dsa", keys=_LATENT_KEYS, gguf="glm-dsa", scores="SIGMOID", left_out=_SHARED_INDEXER),
         top_k=4, **_LATENT, **_INDEXER, routed_scaling_factor=2.5, norm_topk_prob=True,
         mlp_layer_types=["dense", "sparse", "sparse"], index_topk_pattern="FSF",
     ),

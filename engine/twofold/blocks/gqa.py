@@ -176,8 +176,11 @@ class Gqa(ComposedBlock):
         base = super().cost(weights, tokens, context_len)
         seen = [self.select.num_before(context_len + token) for token in range(tokens)]
         read, pairs = min(context_len, seen[0] if seen else 0), sum(seen)
-        each = self._per_position
-        return Cost(base.num_bytes + read * each.num_bytes, base.flops + pairs * each.flops)
+        each, scan = self._per_position, self.select.scan(tokens, context_len)
+        return Cost(
+            base.num_bytes + read * each.num_bytes + scan.num_bytes,
+            base.flops + pairs * each.flops + scan.flops,
+        )
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, attention"

@@ -147,8 +147,11 @@ class Mla(ComposedBlock):
         base = super().cost(weights, tokens, context_len)
         seen = [self.select.num_before(context_len + token) for token in range(tokens)]
         read, pairs = min(context_len, seen[0] if seen else 0), sum(seen) + tokens
-        each = self._per_position
-        return Cost(base.num_bytes + read * each.num_bytes, base.flops + pairs * each.flops)
+        each, scan = self._per_position, self.select.scan(tokens, context_len)
+        return Cost(
+            base.num_bytes + read * each.num_bytes + scan.num_bytes,
+            base.flops + pairs * each.flops + scan.flops,
+        )
 
     @property
     def project(self) -> Linear:

@@ -51,7 +51,8 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "max_position_embeddings": 163_840, "n_group": 8, "topk_group": 4, "num_shared_experts": 1,
         "routed_scaling_factor": 2.5, "q_lora_rank": 1536, "moe_intermediate_size": 2048, "num_experts": 256,
         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
-        "num_experts_per_tok": 8, "norm_topk_prob": True, "index_topk": 2048, "mlp_layer_types": None,
+        "num_experts_per_tok": 8, "norm_topk_prob": True, "index_topk": 2048, "index_n_heads": 64,
+        "index_head_dim": 128, "mlp_layer_types": None,
     },
     "dots1": {
         "vocab_size": 152_064, "hidden_size": 4608, "num_hidden_layers": 62, "num_attention_heads": 32,
@@ -142,7 +143,8 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "first_k_dense_replace": 3, "max_position_embeddings": 202_752, "num_shared_experts": 1,
         "routed_scaling_factor": 2.5, "q_lora_rank": 2048, "moe_intermediate_size": 2048, "num_experts": 256,
         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 256, "qk_nope_head_dim": 192, "n_group": 1,
-        "topk_group": 1, "num_experts_per_tok": 8, "norm_topk_prob": True, "index_topk": 2048, "mlp_layer_types": None,
+        "topk_group": 1, "num_experts_per_tok": 8, "norm_topk_prob": True, "index_topk": 2048, "index_n_heads": 32,
+        "index_head_dim": 128, "mlp_layer_types": None, "indexer_types": None,
     },
     "gpt_oss": {
         "vocab_size": 201_088, "hidden_size": 2880, "num_hidden_layers": 36, "num_attention_heads": 64,

@@ -41,6 +41,19 @@ class ChosenPositions:
         positions = order.masked_fill(unused, length).sort()[0]
         return cls(positions.to(torch.int32), counts.to(torch.int32))
 
+    def after(self, others: ChosenPositions | None) -> ChosenPositions:
+        """The rows of `others`, if there are any, then these."""
+        import torch
+
+        if others is None:
+            return self
+        most = max(self.positions.shape[-1], others.positions.shape[-1])
+        padded = [
+            torch.nn.functional.pad(each.positions, (0, most - each.positions.shape[-1]))
+            for each in (others, self)
+        ]
+        return ChosenPositions(torch.cat(padded), torch.cat([others.counts, self.counts]))
+
     def of(self, rows: slice) -> ChosenPositions:
         return ChosenPositions(self.positions[rows], self.counts[rows])
 

@@ -14,6 +14,7 @@ from twofold.blocks.attention.chooser import Chooser, ChooserOnDevice
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.cpu_part import CpuPart
 from twofold.blocks.attention.layer_names import LayerNames
+from twofold.blocks.block import Cost
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceState, DeviceStep, DeviceWeights
 from twofold.weights.tensor_spec import TensorSpec
@@ -28,6 +29,10 @@ class Selection(ABC):
     @abstractmethod
     def num_before(self, position: int) -> int:
         """Number of earlier positions that the query at `position` attends to."""
+
+    def scan(self, tokens: int, context_len: int) -> Cost:
+        """Cost of choosing positions for `tokens` tokens after `context_len` earlier ones."""
+        return Cost(0, 0)
 
     @abstractmethod
     def seen(self, positions: Tensor, length: int) -> Tensor:
@@ -126,6 +131,13 @@ class Chosen(Selection):
 
     def num_before(self, position: int) -> int:
         return min(self.within.num_before(position), self.most)
+
+    def scan(self, tokens: int, context_len: int) -> Cost:
+        scanned = [n for n in range(context_len + 1, context_len + tokens + 1) if n > self.most]
+        if self.chooser is None or not scanned:
+            return Cost(0, 0)
+        num_bytes = sum(2 * planes * elements for planes, elements in self.planes)  # a device keeps bf16
+        return Cost(context_len * num_bytes, sum(scanned) * self.chooser.flops_per_position)
 
     def seen(self, positions: Tensor, length: int) -> Tensor:
         return self.within.seen(positions, length)
