@@ -1,5 +1,6 @@
 // Learned indexer: a warp per token and head stores keys and rotates queries; a block scores 64 positions of a sequence for all
-// heads; a block per sequence keeps the best positions, by their scores' bits from the highest byte on.
+// heads, or one block of positions for each head; a block per list keeps the best ones, by their scores' bits from the
+// highest byte on.
 
 #include "indexer_layer.h"
 #include "machine.cuh"
@@ -15,7 +16,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kPositions = 64;  // that a block scores
 constexpr int kHeadGroups = kThreads / kPositions;
-constexpr int kHeadsAtOnce = 4;  // of a thread
+constexpr int kHeadsAtOnce = 4;  // heads whose products a thread sums together
 constexpr int kBins = 256;
 
 __device__ inline float warp_sum(float value) {
@@ -26,6 +27,19 @@ __device__ inline float warp_sum(float value) {
 
 __device__ inline float widened(const uint16_t* from, int i) {
   return float_of_bits(uint32_t(from[i]) << 16);
+}
+
+struct Moments {
+  float mean, inverse;  // 1 / the root of the mean square
+};
+
+// Mean and inverse deviation of a row, by a warp; not centred: the mean is 0.
+__device__ inline Moments moments(const uint16_t* row, int n, int lane, float epsilon, bool centred) {
+  float sum = 0, squares = 0;
+  for (int i = lane; i < n && centred; i += kWarpSize) sum += widened(row, i);
+  const float mean = warp_sum(sum) / float(n);
+  for (int i = lane; i < n; i += kWarpSize) squares += (widened(row, i) - mean) * (widened(row, i) - mean);
+  return {mean, rsqrtf(warp_sum(squares) / float(n) + epsilon)};
 }
 
 // `to` = the row of value(i), its first elements rotated.
@@ -50,25 +64,46 @@ __global__ void __launch_bounds__(kStoreThreads)
   if (head >= 0) {
     const int64_t row = (int64_t(token) * rows.num_heads + head) * D;
     const uint16_t* query = static_cast<const uint16_t*>(rows.queries) + row;
-    rotate_row(rows, token, D, lane, rotated + row, [&](int i) { return widened(query, i); });
+    const float* const norm = rows.query_norm;
+    const Moments of = moments(query, D, lane, rows.epsilon, false);
+    rotate_row(rows, token, D, lane, rotated + row,
+               [&](int i) { return widened(query, i) * (norm == nullptr ? 1.0f : of.inverse * norm[i]); });
     return;
   }
   const int64_t slot = rows.slot_mapping[token];
   if (slot < 0) return;
   const uint16_t* key = static_cast<const uint16_t*>(rows.keys) + int64_t(token) * rows.stride;
-  float sum = 0, squares = 0;
-  for (int i = lane; i < D; i += kWarpSize) sum += widened(key, i);
-  const float mean = warp_sum(sum) / float(D);
-  for (int i = lane; i < D; i += kWarpSize) squares += (widened(key, i) - mean) * (widened(key, i) - mean);
-  const float inverse = rsqrtf(warp_sum(squares) / float(D) + rows.epsilon);
-  rotate_row(rows, token, D, lane, static_cast<uint16_t*>(pages.keys) + slot * D,
-             [&](int i) { return (widened(key, i) - mean) * inverse * rows.norm[i] + rows.bias[i]; });
+  const bool centred = rows.bias != nullptr;
+  const Moments of = moments(key, D, lane, rows.epsilon, centred);
+  rotate_row(rows, token, D, lane, static_cast<uint16_t*>(pages.keys) + slot * D, [&](int i) {
+    const float normed = (widened(key, i) - of.mean) * of.inverse * rows.norm[i];
+    return centred ? normed + rows.bias[i] : normed;
+  });
 }
 
 // Words of one key in shared memory: an odd number, so that equal words of neighbouring keys lie in different banks.
 constexpr int row_words(int head_dim) { return (head_dim / 2) | 1; }
 constexpr int64_t shared_bytes(int num_heads, int head_dim) {
   return 4 * (int64_t(num_heads) * (head_dim / 2 + 1) + kPositions * row_words(head_dim) + kThreads);
+}
+
+__device__ inline void load_queries(const IndexChoice& choice, int sequence, int words, uint32_t* queries) {
+  const int count = choice.num_heads * words;
+  const uint32_t* from = static_cast<const uint32_t*>(choice.queries) + int64_t(sequence) * count;
+  for (int i = threadIdx.x; i < count; i += kThreads) queries[i] = from[i];
+}
+
+// `count` keys of a sequence from position `first` on.
+__device__ inline void load_keys(const IndexChoice& choice, const IndexPages& pages, int sequence, int first,
+                                 int count, uint32_t* keys) {
+  const int words = pages.head_dim / 2, stride = row_words(pages.head_dim);
+  const int32_t* table = choice.page_tables + int64_t(sequence) * choice.max_pages;
+  for (int i = threadIdx.x; i < count * words; i += kThreads) {
+    const int position = first + i / words;
+    const int64_t slot =
+        int64_t(table[position / pages.page_size]) * pages.page_size + position % pages.page_size;
+    keys[i / words * stride + i % words] = static_cast<const uint32_t*>(pages.keys)[slot * words + i % words];
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -81,18 +116,10 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t* const keys = queries + heads * words;                               // [kPositions][stride]
   float* const weights = reinterpret_cast<float*>(keys + kPositions * stride);  // [heads]
   float* const parts = weights + heads;                                         // [kHeadGroups][kPositions]
-  const uint32_t* of_sequence =
-      static_cast<const uint32_t*>(choice.queries) + int64_t(sequence) * heads * words;
-  for (int i = thread; i < heads * words; i += kThreads) queries[i] = of_sequence[i];
+  load_queries(choice, sequence, words, queries);
   for (int i = thread; i < heads; i += kThreads)
     weights[i] = widened(static_cast<const uint16_t*>(choice.weights) + int64_t(sequence) * choice.stride, i);
-  const int32_t* table = choice.page_tables + int64_t(sequence) * choice.max_pages;
-  for (int i = thread; i < count * words; i += kThreads) {
-    const int position = first + i / words;
-    const int64_t slot =
-        int64_t(table[position / pages.page_size]) * pages.page_size + position % pages.page_size;
-    keys[i / words * stride + i % words] = static_cast<const uint32_t*>(pages.keys)[slot * words + i % words];
-  }
+  load_keys(choice, pages, sequence, first, count, keys);
   __syncthreads();
   const int position = thread % kPositions;
   const uint32_t* const key = keys + position * stride;
@@ -120,6 +147,46 @@ __global__ void __launch_bounds__(kThreads)
   scores[int64_t(sequence) * choice.max_length + first + thread] = sum;
 }
 
+// The largest product of a block's keys for each head; a warp takes every eighth head.
+__global__ void __launch_bounds__(kThreads)
+    index_block_kernel(IndexChoice choice, IndexPages pages, float* scores) {
+  const int sequence = blockIdx.y, block = blockIdx.x, heads = choice.num_heads;
+  const int begin = block * choice.block, end = min(begin + choice.block, choice.seq_lens[sequence]);
+  if (begin >= end) return;
+  const int words = pages.head_dim / 2, stride = row_words(pages.head_dim);
+  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  uint32_t* const queries = dynamic_shared<uint32_t>();                      // [heads][words]
+  uint32_t* const keys = queries + heads * words;                            // [kPositions][stride]
+  float* const best = reinterpret_cast<float*>(keys + kPositions * stride);  // [heads]
+  load_queries(choice, sequence, words, queries);
+  for (int first = begin; first < end; first += kPositions) {
+    const int count = min(kPositions, end - first);
+    load_keys(choice, pages, sequence, first, count, keys);
+    __syncthreads();
+    for (int head = warp; head < heads; head += kWarps) {
+      float most = first == begin ? -INFINITY : best[head];
+      for (int i = lane; i < count; i += kWarpSize) {
+        float product = 0;
+        for (int word = 0; word < words; ++word) {
+          const uint32_t a = queries[head * words + word], b = keys[i * stride + word];
+          product = fused(bf16_high(a), bf16_high(b), fused(bf16_low(a), bf16_low(b), product));
+        }
+        most = fmaxf(most, product);
+      }
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+      __syncwarp();  // all lanes have read best[head]; shuffles order no memory
+      if (lane == 0) best[head] = most;
+      __syncwarp();
+    }
+    __syncthreads();
+  }
+  for (int head = threadIdx.x; head < heads; head += kThreads) {
+    const int64_t row = int64_t(sequence) * heads + head;
+    scores[row * choice.num_blocks(choice.max_length) + block] = best[head];
+  }
+}
+
 // Ordered as the scores are; NaN is the least.
 __device__ inline uint32_t ordered(float score) {
   if (!(score >= -INFINITY)) score = -INFINITY;
@@ -129,13 +196,21 @@ __device__ inline uint32_t ordered(float score) {
 
 struct TopState {
   uint32_t bins[kBins];
-  uint32_t least;  // of the kept scores: its highest bytes, so far
+  uint32_t least;  // highest bytes of the least kept score, as far as they are known
   int equals;      // positions with the least score that are kept
   int above_of[kWarps], equals_of[kWarps];
 };
 
-// The least kept score of `length`, and how many positions with it are kept.
-__device__ inline void find_least(TopState& state, const float* scores, int length, int most, int thread) {
+// One list's scores of blocks, or positions, of which the last `local` ones are above all others.
+struct Ranked {
+  const float* scores;
+  int count, local;
+
+  __device__ uint32_t operator[](int i) const { return i >= count - local ? ~0u : ordered(scores[i]); }
+};
+
+// The least kept score, and how many with it are kept.
+__device__ inline void find_least(TopState& state, const Ranked& ranked, int most, int thread) {
   if (thread == 0) {
     state.least = 0;
     state.equals = most;
@@ -144,8 +219,8 @@ __device__ inline void find_least(TopState& state, const float* scores, int leng
     for (int bin = thread; bin < kBins; bin += kThreads) state.bins[bin] = 0;
     __syncthreads();
     const uint32_t known = shift == 24 ? 0 : ~0u << (shift + 8), least = state.least;
-    for (int i = thread; i < length; i += kThreads) {
-      const uint32_t score = ordered(scores[i]);
+    for (int i = thread; i < ranked.count; i += kThreads) {
+      const uint32_t score = ranked[i];
       if ((score & known) == least) atomicAdd(&state.bins[score >> shift & (kBins - 1)], 1u);
     }
     __syncthreads();
@@ -160,23 +235,24 @@ __device__ inline void find_least(TopState& state, const float* scores, int leng
 
 __global__ void __launch_bounds__(kThreads) index_top_kernel(IndexChoice choice, const float* scores) {
   TopState& state = static_shared<TopState>();
-  const int sequence = blockIdx.x, thread = threadIdx.x, warp = thread / kWarpSize;
-  const int length = choice.seq_lens[sequence], most = choice.most;
-  int32_t* const list = choice.positions + int64_t(sequence) * most;
-  if (thread == 0) choice.counts[sequence] = min(length, most);
-  if (length <= most) {
+  const int row = blockIdx.x, thread = threadIdx.x, warp = thread / kWarpSize, block = choice.block;
+  const int length = choice.seq_lens[row / choice.num_lists()];
+  int32_t* const list = choice.positions + int64_t(row) * choice.most;
+  if (length <= choice.most) {
+    if (thread == 0) choice.counts[row] = length;
     for (int i = thread; i < length; i += kThreads) list[i] = i;
     return;
   }
-  const float* const own = scores + int64_t(sequence) * choice.max_length;
-  find_least(state, own, length, most, thread);
+  const Ranked ranked{scores + int64_t(row) * choice.num_blocks(choice.max_length), choice.num_blocks(length),
+                      choice.local};
+  find_least(state, ranked, choice.most / block, thread);
   const uint32_t least = state.least, before = (1u << thread % kWarpSize) - 1;
-  int above = 0, equals = 0;  // of earlier positions
-  for (int first = 0; first < length; first += kThreads) {
+  int above = 0, equals = 0;  // of earlier entries
+  for (int first = 0; first < ranked.count; first += kThreads) {
     const int i = first + thread;
-    const uint32_t score = i < length ? ordered(own[i]) : 0;
-    const uint32_t all_above = __ballot_sync(0xffffffffu, i < length && score > least);
-    const uint32_t all_equal = __ballot_sync(0xffffffffu, i < length && score == least);
+    const uint32_t score = i < ranked.count ? ranked[i] : 0;
+    const uint32_t all_above = __ballot_sync(0xffffffffu, i < ranked.count && score > least);
+    const uint32_t all_equal = __ballot_sync(0xffffffffu, i < ranked.count && score == least);
     if (thread % kWarpSize == 0) {
       state.above_of[warp] = __popc(all_above);
       state.equals_of[warp] = __popc(all_equal);
@@ -189,8 +265,11 @@ __global__ void __launch_bounds__(kThreads) index_top_kernel(IndexChoice choice,
       above += state.above_of[w];
       equals += state.equals_of[w];
     }
-    const bool kept = i < length && (score > least || (score == least && own_equals < state.equals));
-    if (kept) list[own_above + min(own_equals, state.equals)] = i;
+    const bool kept = i < ranked.count && (score > least || (score == least && own_equals < state.equals));
+    const int place = (own_above + min(own_equals, state.equals)) * block, begin = i * block;
+    for (int p = begin; kept && p < min(begin + block, length); ++p) list[place + p - begin] = p;
+    if (i == ranked.count - 1)  // the last block may be shorter
+      choice.counts[row] = choice.most - (kept ? begin + block - length : 0);
     __syncthreads();
   }
 }
@@ -203,9 +282,9 @@ bool fits(const IndexPages& pages) {
 
 int launch_index_store(const IndexRows& rows, const IndexPages& pages, void* rotated, Stream stream) {
   if (!fits(pages) || rows.keys == nullptr || rows.queries == nullptr || rows.norm == nullptr ||
-      rows.bias == nullptr || rows.cos == nullptr || rows.sin == nullptr || rows.slot_mapping == nullptr ||
-      rotated == nullptr || rows.num_tokens < 1 || rows.num_heads < 1 || rows.stride < pages.head_dim ||
-      rows.rotary < 0 || rows.rotary % 2 != 0 || rows.rotary > pages.head_dim) {
+      rows.cos == nullptr || rows.sin == nullptr || rows.slot_mapping == nullptr || rotated == nullptr ||
+      rows.num_tokens < 1 || rows.num_heads < 1 || rows.stride < pages.head_dim || rows.rotary < 0 ||
+      rows.rotary % 2 != 0 || rows.rotary > pages.head_dim) {
     return cudaErrorInvalidValue;
   }
   const int blocks = (rows.num_tokens * (rows.num_heads + 1) + kStoreWarps - 1) / kStoreWarps;
@@ -214,18 +293,24 @@ int launch_index_store(const IndexRows& rows, const IndexPages& pages, void* rot
 }
 
 int launch_index_choose(const IndexChoice& choice, const IndexPages& pages, float* scores, Stream stream) {
-  if (!fits(pages) || choice.queries == nullptr || choice.weights == nullptr ||
-      choice.page_tables == nullptr || choice.seq_lens == nullptr || choice.positions == nullptr ||
-      choice.counts == nullptr || scores == nullptr || choice.num_sequences < 1 || choice.num_heads < 1 ||
-      choice.most < 1 || choice.max_length < 1 ||
+  if (!fits(pages) || choice.queries == nullptr || choice.page_tables == nullptr ||
+      choice.seq_lens == nullptr || choice.positions == nullptr || choice.counts == nullptr ||
+      scores == nullptr || choice.num_sequences < 1 || choice.num_heads < 1 || choice.most < 1 ||
+      choice.block < 1 || choice.most % choice.block != 0 || choice.local < 0 ||
+      (choice.weights != nullptr && choice.block != 1) || choice.max_length < 1 ||
       int64_t(choice.max_pages) * pages.page_size < choice.max_length) {
     return cudaErrorInvalidValue;
   }
-  const dim3 grid((choice.max_length + kPositions - 1) / kPositions, choice.num_sequences);
-  if (const int error = launch(index_score_kernel, grid, kThreads,
-                               shared_bytes(choice.num_heads, pages.head_dim), stream, choice, pages, scores))
-    return error;
-  return launch(index_top_kernel, choice.num_sequences, kThreads, 0, stream, choice, scores);
+  const int64_t shared = shared_bytes(choice.num_heads, pages.head_dim);
+  const int S = choice.num_sequences;
+  const int error =
+      choice.weights != nullptr
+          ? launch(index_score_kernel, dim3((choice.max_length + kPositions - 1) / kPositions, S), kThreads,
+                   shared, stream, choice, pages, scores)
+          : launch(index_block_kernel, dim3(choice.num_blocks(choice.max_length), S), kThreads, shared,
+                   stream, choice, pages, scores);
+  if (error != 0) return error;
+  return launch(index_top_kernel, S * choice.num_lists(), kThreads, 0, stream, choice, scores);
 }
 
 }  // namespace twofold::cuda

@@ -30,6 +30,7 @@ PROMPTS = (11, 3)
 """Tokens of two sequences, which are followed by three decode steps."""
 F32 = NDArray[np.float32]
 
+GQA = Gqa(0, HIDDEN, num_heads=4, num_kv_heads=2, head_dim=64, eps=1e-6)
 MLA = Mla(
     0,
     HIDDEN,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from twofold.blocks.attention.block_indexer import BlockIndexer
 from twofold.blocks.attention.indexer import Indexer
 from twofold.blocks.attention.rotation import PAIRED, Rotation
 from twofold.blocks.attention.selection import Chosen, SelectionOnDevice
@@ -16,7 +18,7 @@ from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceKernels
 from twofold.device.kernels import TorchKernels
 
-from tests.blocks.chosen_layers import MLA, PROMPTS, Layers, native, steps
+from tests.blocks.chosen_layers import GQA, MLA, PROMPTS, Layers, native, steps
 
 MOST = 4
 F64 = NDArray[np.float64]
@@ -70,22 +72,28 @@ def scores(x: F64, weights: BlockWeights, layers: Layers, rotation: Rotation) ->
     return np.asarray(weighted.sum(0))
 
 
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Any], list[Any]]]:
+    """Lists and their lengths, by the layer that reads them, of all steps from now on."""
+    seen: list[tuple[list[Any], list[Any]]] = []
+    prepare = SelectionOnDevice.prepare
+
+    def watched(self: SelectionOnDevice, *given: Any) -> object:
+        chosen = prepare(self, *given)
+        assert chosen is not None
+        seen.append((chosen.positions.tolist(), chosen.counts.tolist()))
+        return chosen
+
+    monkeypatch.setattr(SelectionOnDevice, "prepare", watched)
+    return seen
+
+
 @pytest.mark.parametrize("kernels", [TorchKernels, native])
 @pytest.mark.parametrize("rotation", [PAIRED, Rotation()])
 def test_a_device_chooses_positions_with_the_largest_scores(
     rotation: Rotation, kernels: Callable[[], DeviceKernels], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = Layers(MLA, tmp_path, Chosen(MOST, indexer(rotation)), Chosen(MOST))
-    seen: list[tuple[list[list[int]], list[int]]] = []
-    prepare = SelectionOnDevice.prepare
-
-    def recorded(self: SelectionOnDevice, *given: object) -> object:
-        chosen = prepare(self, *given)  # type: ignore[arg-type]
-        assert chosen is not None
-        seen.append((chosen.positions.tolist(), chosen.counts.tolist()))
-        return chosen
-
-    monkeypatch.setattr(SelectionOnDevice, "prepare", recorded)
+    seen = recorded(monkeypatch)
     layers.on_device(kernels())
     assert seen[0::2] == seen[1::2], "the second layer reads the lists of the first"
     inputs = [
@@ -112,6 +120,31 @@ def test_a_device_chooses_positions_with_the_largest_scores(
             assert row[own].min() >= kept.min() - room
             differs += len(own) <= position and own != list(range(position + 1))[-len(own) :]
     assert differs > 5, "the case does not tell scores from the last positions"
+
+
+@pytest.mark.parametrize("local", [0, 1])
+def test_key_heads_choose_the_same_blocks_on_both_sides(
+    local: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = BlockIndexer(2, 64, block=2, most_blocks=2, local=local, eps=1e-6, rotation=Rotation())
+    layers = Layers(GQA, tmp_path, Chosen(heads.most, heads), Chosen(heads.most))
+    seen = recorded(monkeypatch)
+    plain, natively = (np.concatenate(layers.on_device(each)) for each in (TorchKernels(), native()))
+    lists = [
+        [
+            [own[:count] for own, count in zip(row, counts, strict=True)]
+            for row, counts in zip(*step, strict=True)
+        ]
+        for step in seen
+    ]
+    half = len(lists) // 2
+    rows = [pair for of in range(half) for pair in zip(lists[of], lists[half + of], strict=True)]
+    assert np.mean([ours == theirs for ours, theirs in rows]) > 0.9, "only equal scores may differ"
+    assert any(first != second for (first, second), _ in rows), "key heads have lists of their own"
+    expected = np.concatenate(layers.on_cpu())
+    for found in (plain, natively):
+        errors = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
+        assert (errors < 0.03).mean() > 0.8, "more than one choice in five differs"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8", "fp8"])

@@ -22,10 +22,9 @@ from twofold.blocks.attention.selection import AllPositions, Chosen, Window
 from twofold.blocks.block import Pages
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceKernels, DeviceState, DeviceStep, DeviceWeights
-from twofold.blocks.gqa import Gqa
 from twofold.device.kernels import TorchKernels
 
-from tests.blocks.chosen_layers import HIDDEN, MLA, PAGE_SIZE, Layers, native
+from tests.blocks.chosen_layers import GQA, HIDDEN, MLA, PAGE_SIZE, Layers, native
 
 MOST = 4
 F32 = NDArray[np.float32]
@@ -56,7 +55,6 @@ class LargestInputs(Chooser):
         return ChosenPositions.top(kept[rows].float(), batch.positions, MOST)
 
 
-GQA = Gqa(0, HIDDEN, num_heads=4, num_kv_heads=2, head_dim=64, eps=1e-6)
 BLOCKS = {
     "gqa": GQA,
     "gqa with a bound, sinks and a window": replace(
@@ -114,5 +112,13 @@ def test_the_largest_scores_are_kept_and_equal_ones_by_position() -> None:
     assert chosen.counts.tolist() == [4, 1, 3, 4]
     lists = [row[:n] for row, n in zip(chosen.positions.tolist(), chosen.counts.tolist(), strict=True)]
     assert lists == [[1, 3, 4, 6], [0], [0, 1, 2], [0, 1, 3, 4]]
-    assert [row.nonzero().flatten().tolist() for row in chosen.seen(9)] == lists
+    seen = chosen.within(torch.ones(4, 9, dtype=torch.bool), 1)
+    assert [row.nonzero().flatten().tolist() for row in seen] == lists
+    of_heads = chosen.by_head(2).within(torch.ones(2, 9, dtype=torch.bool), 4)
+    assert torch.equal(of_heads[[0, 2]].transpose(0, 1).flatten(0, 1), seen)
+    blocks = ChosenPositions.top(scores[:2], torch.tensor([8, 3]), 2).of_blocks(3, torch.tensor([25, 10]))
+    found = zip(blocks.positions.tolist(), blocks.counts.tolist(), strict=True)
+    assert [row[:n] for row, n in found] == [[3, 4, 5, 24, 25], [3, 4, 5, 9, 10]], (
+        "the last block is not whole"
+    )
     assert ChosenPositions.top(scores[:1], torch.tensor([7]), 20).positions.tolist()[0][:8] == [*range(8)]

@@ -240,8 +240,8 @@ void indexer() {  // DeepSeek-V3.2
   const auto* projected = run.zeros<uint16_t>("projected", kStride);
   auto* queries = run.zeros<uint16_t>("queries", size_t(kHeads * kDim));
   const auto* ones = run.copy("ones", std::vector<float>(kDim, 1.0f));
-  run.check(launch_index_store({projected, kStride, queries, 1, kHeads, ones, ones, 1e-6f, ones, ones,
-                                kRotary, false, run.copy("places", std::vector<int64_t>{7})},
+  run.check(launch_index_store({projected, kStride, queries, 1, kHeads, nullptr, ones, ones, 1e-6f, ones,
+                                ones, kRotary, false, run.copy("places", std::vector<int64_t>{7})},
                                pages, run.zeros<uint16_t>("rotated", size_t(kHeads * kDim)), nullptr),
             "index_store");
   report(run, "index_store");
@@ -250,7 +250,7 @@ void indexer() {  // DeepSeek-V3.2
   run.check(launch_index_choose(
                 {queries, projected + kDim, kStride, run.copy("tables", tables),
                  run.copy("lengths", std::vector<int32_t>{kLength}), 1, kHeads, kPages, kPages * kPage, kMost,
-                 run.zeros<int32_t>("positions", kMost), run.zeros<int32_t>("counts", 1)},
+                 1, 0, run.zeros<int32_t>("positions", kMost), run.zeros<int32_t>("counts", 1)},
                 pages, run.zeros<float>("scores", size_t(kPages * kPage)), nullptr),
             "index_choose");
   report(run, "index_score");

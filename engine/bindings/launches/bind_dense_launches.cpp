@@ -31,10 +31,11 @@ void bind_attention_launches(py::module_& m) {
       field("sin", &QkvRows::sin), field("rotary", &QkvRows::rotary),
       field("slot_mapping", &QkvRows::slot_mapping), field("v_norm", &QkvRows::v_norm, Address{}));
   using kernels::PositionLists;
-  def_fields(py::class_<PositionLists>(m, "PositionLists",
-                                       "Ascending positions chosen for each query, i32 [queries, most]."),
-             field("positions", &PositionLists::positions), field("counts", &PositionLists::counts),
-             field("most", &PositionLists::most));
+  def_fields(
+      py::class_<PositionLists>(m, "PositionLists",
+                                "Ascending positions chosen for each query, i32 [queries, lists, most]."),
+      field("positions", &PositionLists::positions), field("counts", &PositionLists::counts),
+      field("most", &PositionLists::most), field("lists", &PositionLists::lists, 1));
   def_fields(py::class_<DecodeAttention>(m, "DecodeAttention", "One query per sequence over its pages."),
              field("q", &DecodeAttention::q), field("page_tables", &DecodeAttention::page_tables),
              field("seq_lens", &DecodeAttention::seq_lens),
@@ -74,9 +75,9 @@ void bind_indexer(py::module_& m) {
       py::class_<IndexRows>(m, "IndexRows", "Outputs of an indexer's projections, and their destination."),
       field("keys", &IndexRows::keys), field("stride", &IndexRows::stride),
       field("queries", &IndexRows::queries), field("num_tokens", &IndexRows::num_tokens),
-      field("num_heads", &IndexRows::num_heads), field("norm", &IndexRows::norm),
-      field("bias", &IndexRows::bias), field("epsilon", &IndexRows::epsilon), field("cos", &IndexRows::cos),
-      field("sin", &IndexRows::sin), field("rotary", &IndexRows::rotary),
+      field("num_heads", &IndexRows::num_heads), field("query_norm", &IndexRows::query_norm),
+      field("norm", &IndexRows::norm), field("bias", &IndexRows::bias), field("epsilon", &IndexRows::epsilon),
+      field("cos", &IndexRows::cos), field("sin", &IndexRows::sin), field("rotary", &IndexRows::rotary),
       field("neighbours", &IndexRows::neighbours), field("slot_mapping", &IndexRows::slot_mapping));
   def_fields(py::class_<IndexChoice>(m, "IndexChoice",
                                      "One query per sequence and head, and the best positions for it."),
@@ -85,6 +86,7 @@ void bind_indexer(py::module_& m) {
              field("seq_lens", &IndexChoice::seq_lens), field("num_sequences", &IndexChoice::num_sequences),
              field("num_heads", &IndexChoice::num_heads), field("max_pages", &IndexChoice::max_pages),
              field("max_length", &IndexChoice::max_length), field("most", &IndexChoice::most),
+             field("block", &IndexChoice::block, 1), field("local", &IndexChoice::local, 0),
              field("positions", &IndexChoice::positions), field("counts", &IndexChoice::counts));
 }
 

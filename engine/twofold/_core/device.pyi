@@ -196,9 +196,9 @@ class QkvRows:
     ) -> None: ...
 
 class PositionLists:
-    """Ascending positions chosen for each query, i32 [queries, most]."""
+    """Ascending positions chosen for each query, i32 [queries, lists, most]."""
 
-    def __init__(self, *, positions: _Address, counts: _Address, most: int) -> None: ...
+    def __init__(self, *, positions: _Address, counts: _Address, most: int, lists: int = 1) -> None: ...
 
 class DecodeAttention:
     """One query per sequence over its pages."""
@@ -278,6 +278,7 @@ class IndexRows:
         queries: _Address,
         num_tokens: int,
         num_heads: int,
+        query_norm: _Address,
         norm: _Address,
         bias: _Address,
         epsilon: float,
@@ -304,6 +305,8 @@ class IndexChoice:
         max_pages: int,
         max_length: int,
         most: int,
+        block: int = 1,
+        local: int = 0,
         positions: _Address,
         counts: _Address,
     ) -> None: ...

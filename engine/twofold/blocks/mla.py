@@ -378,7 +378,7 @@ class MlaOnDevice:
             latents = kept[used].flatten(0, 1)[:length].to(absorbed.dtype)[:, None]
             seen = shape.select.seen(batch.positions[rows], length)
             if chosen is not None:
-                seen &= chosen.of(rows).seen(length)
+                seen = chosen.of(rows).within(seen, shape.num_heads)
             values = latents[..., : shape.kv_lora_rank]
             out[rows] = shape.scores.attended(absorbed[rows], latents, values, seen)
         return out

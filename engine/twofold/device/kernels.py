@@ -35,7 +35,7 @@ class PromptAttention:
         values = kv.values[used].flatten(0, 1)[:seq_len].to(q.dtype)
         seen = shape.select.seen(positions, seq_len)
         if chosen is not None:
-            seen &= chosen.seen(seq_len)
+            seen = chosen.within(seen, shape.num_heads)
         return shape.scores.attended(q, keys, values, seen, sinks=sinks)
 
 

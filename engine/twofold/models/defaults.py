@@ -247,6 +247,14 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "max_position_embeddings": 196_608, "rope_theta": 5_000_000.0, "num_experts": 256,
         "num_experts_per_tok": 8,
     },
+    "minimax_m3_vl_text": {
+        "vocab_size": 200_064, "hidden_size": 6144, "num_hidden_layers": 60, "num_attention_heads": 64,
+        "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 3072, "dense_intermediate_size": 12_288,
+        "shared_expert_intermediate_size": 3072, "max_position_embeddings": 524_288, "rope_theta": 5_000_000.0,
+        "num_experts": 128, "num_experts_per_tok": 4, "routed_scaling_factor": 2.0,
+        "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "mlp_layer_types": None, "index_n_heads": 4, "index_head_dim": 128,
+        "index_block_size": 128, "index_topk_blocks": 16, "index_local_blocks": 1,
+    },
     "mistral": {
         "vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "intermediate_size": 14_336, "max_position_embeddings": 131_072,

@@ -20,7 +20,7 @@ struct IndexerParts {
   bool of_input;       // the latter
   Projection keys;     // [head_dim, hidden]: the key; without blocks, a row per head follows: its weight
   Norm query_norm, key_norm;
-  Rotation rotation;  // of a head's first elements
+  Rotation rotation;  // rotates the first elements of a head
   int block =
       0;  // positions that are chosen together, for each head by itself; 0: positions are chosen one by one
   int local = 0;  // the last so many blocks are always chosen, the query's own included
@@ -42,8 +42,8 @@ class Indexer final : public Chooser {
     AttentionTile tile;
     int first, end;
   };
-  struct Rows;    // of a batch: keys with weights, and queries
-  struct Scores;  // of some of its tokens
+  struct Rows;    // keys with weights, and queries, of a batch
+  struct Scores;  // scores of some of its tokens
 
   const StatePlane& plane(const AttentionBatch& batch, const StateCache& cache, int layer) const;
   void make_rows(const Rows& rows, const AttentionBatch& batch, const StatePlane& plane, int page_size) const;

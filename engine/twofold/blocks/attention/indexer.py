@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from twofold._core.device import IndexChoice, IndexPages, IndexRows
 from twofold.blocks import ops
-from twofold.blocks.attention.chooser import Chooser, chosen_by_sequence
+from twofold.blocks.attention.chooser import Chooser
 from twofold.blocks.attention.chosen import ChosenPositions
+from twofold.blocks.attention.index_device import Choice, IndexNormsOnDevice
 from twofold.blocks.attention.layer_names import LayerNames
 from twofold.blocks.attention.linear import Linear, LinearOnDevice
 from twofold.blocks.attention.norms import norm_part
@@ -45,7 +45,7 @@ class Indexer(Chooser):
     rank_eps: float
     """Epsilon of the norm of low-rank queries."""
     rotation: Rotation
-    """Of the first elements of queries and keys."""
+    """Rotates the first elements of queries and keys."""
 
     def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
         heads, dim, of = self.num_heads, self.head_dim, names.matrix
@@ -91,8 +91,7 @@ class Indexer(Chooser):
             self,
             queries=self.queries.device(weights),
             keys=self.keys.device(weights),
-            norm=weights.norm("index_norm"),
-            bias=weights.norm("index_norm_bias"),
+            norms=IndexNormsOnDevice(weights.norm("index_norm"), weights.norm("index_norm_bias"), _KEY_EPS),
         )
 
 
@@ -103,94 +102,22 @@ class IndexerOnDevice:
     shape: Indexer
     queries: LinearOnDevice
     keys: LinearOnDevice
-    norm: Tensor
-    bias: Tensor
+    norms: IndexNormsOnDevice
 
     def choose(
         self, hidden: Tensor, projected: Tensor, state: DeviceState, step: DeviceStep
     ) -> ChosenPositions:
         shape, (kept,) = self.shape, state
         rows, q = self.keys(hidden), self.queries(projected[:, : shape.rank].float())
+        q = q.view(len(q), shape.num_heads, shape.head_dim)
+        q = self.norms.store(rows, q, kept, step, shape.rotation)
         weights = rows[:, shape.head_dim :]
-        q = self._store(rows, q.view(len(q), shape.num_heads, shape.head_dim), kept, step)
-        native, num_decode = step.kernels.native, step.batch.sequences()[0] if step.kernels.native else 0
-        decoding = None
-        if native is not None and num_decode > 0:
-            decoding = self._choose_decoding(q, weights, kept, step, num_decode)
 
         def lists(part: slice, keys: Tensor, own: Tensor) -> ChosenPositions:
             scores = _scores(q[part].float(), weights[part].float(), keys.float())
             return ChosenPositions.top(scores, own, shape.most)
 
-        prompts = chosen_by_sequence(step.batch, kept, lists, first=num_decode)
-        found = decoding if prompts is None else prompts.after(decoding)
-        assert found is not None
-        return found
-
-    def _store(self, rows: Tensor, q: Tensor, kept: Tensor, step: DeviceStep) -> Tensor:
-        """Write normalised and rotated keys to the cache; return rotated queries."""
-        import torch
-        from torch.nn import functional
-
-        shape, native = self.shape, step.kernels.native
-        cos, sin = shape.rotation.angles(step)
-        if native is not None:
-            of_batch = IndexRows(
-                keys=rows,
-                stride=rows.stride(0),
-                queries=q,
-                num_tokens=len(q),
-                num_heads=shape.num_heads,
-                norm=self.norm,
-                bias=self.bias,
-                epsilon=_KEY_EPS,
-                cos=cos,
-                sin=sin,
-                rotary=2 * cos.shape[1],
-                neighbours=shape.rotation.neighbours,
-                slot_mapping=step.batch.slot_mapping,
-            )
-            rotated = torch.empty_like(q)
-            native.device.index_store(of_batch, self._pages(kept), rotated=rotated, stream=native.stream())
-            return rotated
-        key = rows[:, : shape.head_dim].float()
-        key = functional.layer_norm(key, key.shape[1:], self.norm, self.bias, _KEY_EPS)
-        slots, key = step.batch.slot_mapping, shape.rotation.rotated_first(key, cos, sin)
-        kept.view(-1, shape.head_dim)[slots[slots >= 0]] = key[slots >= 0].to(kept.dtype)
-        return shape.rotation.rotated_first(q.float(), cos[:, None], sin[:, None]).to(q.dtype)
-
-    def _choose_decoding(
-        self, q: Tensor, weights: Tensor, kept: Tensor, step: DeviceStep, num_sequences: int
-    ) -> ChosenPositions:
-        """Lists of the leading sequences of one token each."""
-        import torch
-
-        native, shape, batch = step.kernels.native, self.shape, step.batch
-        assert native is not None
-        tables = batch.page_tables[:num_sequences]
-        max_length = min(native.max_length, tables.shape[1] * kept.shape[1])
-        positions = torch.empty((num_sequences, shape.most), dtype=torch.int32, device=q.device)
-        counts = torch.empty(num_sequences, dtype=torch.int32, device=q.device)
-        choice = IndexChoice(
-            queries=q,
-            weights=weights,
-            stride=weights.stride(0),
-            page_tables=tables,
-            seq_lens=batch.seq_lens,
-            num_sequences=num_sequences,
-            num_heads=shape.num_heads,
-            max_pages=tables.shape[1],
-            max_length=max_length,
-            most=shape.most,
-            positions=positions,
-            counts=counts,
-        )
-        scores = native.workspace(4 * num_sequences * max_length, q.device)
-        native.device.index_choose(choice, self._pages(kept), scores=scores, stream=native.stream())
-        return ChosenPositions(positions, counts)
-
-    def _pages(self, kept: Tensor) -> IndexPages:
-        return IndexPages(keys=kept, page_size=kept.shape[1], head_dim=self.shape.head_dim)
+        return Choice(shape.most).positions(q, weights, kept, step, lists)
 
 
 def _scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
