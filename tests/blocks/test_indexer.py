@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from twofold.blocks.attention import chooser
 from twofold.blocks.attention.block_indexer import BlockIndexer
+from twofold.blocks.attention.chooser import SCORES_AT_ONCE
 from twofold.blocks.attention.indexer import Indexer
 from twofold.blocks.attention.rotation import PAIRED, Rotation
 from twofold.blocks.attention.selection import Chosen, SelectionOnDevice
@@ -87,11 +89,17 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Any], list[Any]
     return seen
 
 
+@pytest.mark.parametrize("at_once", [SCORES_AT_ONCE, 30])
 @pytest.mark.parametrize("kernels", [TorchKernels, native])
 @pytest.mark.parametrize("rotation", [PAIRED, Rotation()])
 def test_a_device_chooses_positions_with_the_largest_scores(
-    rotation: Rotation, kernels: Callable[[], DeviceKernels], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rotation: Rotation,
+    kernels: Callable[[], DeviceKernels],
+    at_once: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(chooser, "SCORES_AT_ONCE", at_once)
     layers = Layers(MLA, tmp_path, Chosen(MOST, indexer(rotation)), Chosen(MOST))
     seen = recorded(monkeypatch)
     layers.on_device(kernels())
@@ -162,3 +170,4 @@ def test_an_indexer_keeps_a_key_per_token_and_costs_a_scan() -> None:
     assert select.scan(1, MOST - 1) == Cost(0, 0), "all positions are kept without scores"
     assert select.scan(2, 9) == Cost(9 * 2 * 18, (10 + 11) * 2.0 * 5 * 19)
     assert Chosen(MOST).scan(1, 9) == Cost(0, 0)
+    assert [each.device_elements_per_token for each in (select, Chosen(MOST))] == [5 * 18 + MOST, 0]

@@ -163,7 +163,8 @@ class Gqa(ComposedBlock):
     @property
     def device_elements_per_token(self) -> int:
         gates = 2 * (self.gate is not None)
-        return ((1 + gates) * self.num_heads + 2 * self.num_kv_heads) * self.device_head_dim
+        heads = ((1 + gates) * self.num_heads + 2 * self.num_kv_heads) * self.device_head_dim
+        return heads + self.select.device_elements_per_token
 
     def device_bytes(self, weights: BlockWeights) -> int:
         """Device bytes; biases are bf16 there, and norms have weights."""

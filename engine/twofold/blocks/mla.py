@@ -127,7 +127,8 @@ class Mla(ComposedBlock):
 
     @property
     def device_elements_per_token(self) -> int:
-        return self.num_heads * (self.qk_head_dim + 2 * self.cached)
+        heads = self.num_heads * (self.qk_head_dim + 2 * self.cached)
+        return heads + self.select.device_elements_per_token
 
     def host_bytes(self, weights: BlockWeights) -> int:
         if "kv_b" not in weights:

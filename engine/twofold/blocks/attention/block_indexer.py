@@ -59,6 +59,11 @@ class BlockIndexer(Chooser):
         return ((1, self.head_dim),)
 
     @property
+    def device_elements_per_token(self) -> int:
+        """Queries and lists."""
+        return self.num_heads * (self.head_dim + self.most)
+
+    @property
     def flops_per_position(self) -> float:
         return 2.0 * self.num_heads * self.head_dim
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from twofold.blocks import ops
 from twofold.blocks.attention.chosen import ChosenPositions
@@ -15,6 +15,9 @@ from twofold.weights.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+SCORES_AT_ONCE: Final = 1 << 22
+"""Scores of positions, by rows and positions, that a device sorts together for a prompt."""
 
 
 class ChooserOnDevice(Protocol):
@@ -49,6 +52,11 @@ class Chooser(ABC):
         """Operations of one query and each position that it may choose."""
         return 0.0
 
+    @property
+    def device_elements_per_token(self) -> int:
+        """Activation values per token that are alive at once on a device."""
+        return 0
+
     @abstractmethod
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.Chooser: ...
 
@@ -68,15 +76,19 @@ def chosen_by_sequence(
 
     Args:
         kept: [pages, page_size, 1, elements], keys that are scored.
-        lists: of a sequence's rows, its keys [length, elements] and the rows' positions.
+        lists: of some rows of a sequence, its keys [length, elements] and the rows' positions.
     """
     counts = (batch.query_lens or (1,) * len(batch.token_ids))[first:]
     lengths = (batch.host_seq_lens or batch.seq_lens.tolist())[first:] if counts else ()
     found, begin = None, first
     for s, (count, length) in enumerate(zip(counts, lengths, strict=True), first):
-        rows, used = slice(begin, begin + count), -(-length // kept.shape[1])
+        used = -(-length // kept.shape[1])
         keys = kept[batch.page_tables[s, :used].long()].flatten(0, 2)[:length]
-        own = batch.positions[rows].clamp(max=length - 1)  # -1 of a row of padding
-        found = lists(rows, keys, own).after(found)
+        at_once = max(1, SCORES_AT_ONCE // max(1, length))
+        for part in (
+            slice(at, min(at + at_once, begin + count)) for at in range(begin, begin + count, at_once)
+        ):
+            own = batch.positions[part].clamp(max=length - 1)  # -1 of a row of padding
+            found = lists(part, keys, own).after(found)
         begin += count
     return found

@@ -25,7 +25,7 @@ class IndexNormsOnDevice:
 
     keys: Tensor
     bias: Tensor | None
-    """Of the keys' LayerNorm; None: they have an RMSNorm."""
+    """Bias of the LayerNorm of keys; None: keys have an RMSNorm."""
     eps: float
     queries: Tensor | None = None
     """RMSNorm; None: queries have no norm."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _KEY_EPS: Final = 1e-6
 """Epsilon of the keys' LayerNorm; not in any configuration."""
-_SCORES_AT_ONCE: Final = 1 << 26
+_PRODUCTS_AT_ONCE: Final = 1 << 24
 """Products of queries and keys that a device computes together for a prompt."""
 
 
@@ -60,6 +60,11 @@ class Indexer(Chooser):
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
         return ((1, self.head_dim),)
+
+    @property
+    def device_elements_per_token(self) -> int:
+        """Queries and lists."""
+        return self.num_heads * self.head_dim + self.most
 
     @property
     def flops_per_position(self) -> float:
@@ -124,6 +129,6 @@ def _scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     """f32 [Q, length] for f32 q [Q, heads, head_dim], weights [Q, heads] and keys [length, head_dim]."""
     import torch
 
-    at_once = max(1, _SCORES_AT_ONCE // (q.shape[1] * max(1, len(keys))))
+    at_once = max(1, _PRODUCTS_AT_ONCE // (q.shape[1] * max(1, len(keys))))
     parts = zip(torch.split(q, at_once), torch.split(weights, at_once), strict=True)
     return torch.cat([torch.einsum("qhl,qh->ql", (rows @ keys.T).relu(), w) for rows, w in parts])

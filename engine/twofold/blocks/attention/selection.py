@@ -51,6 +51,11 @@ class Selection(ABC):
         """State per token: (planes, elements of each), kept after the layer's keys and values."""
         return ()
 
+    @property
+    def device_elements_per_token(self) -> int:
+        """Activation values per token that are alive at once on a device."""
+        return 0
+
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
         return {"stretch": self.native}
 
@@ -152,6 +157,10 @@ class Chosen(Selection):
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
         return () if self.chooser is None else self.chooser.planes
+
+    @property
+    def device_elements_per_token(self) -> int:
+        return 0 if self.chooser is None else self.chooser.device_elements_per_token
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
         chooser = None if self.chooser is None else self.chooser.cpu(weights, pool)
