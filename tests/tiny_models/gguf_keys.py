@@ -167,6 +167,8 @@ def _add_latent(writer: Any, config: Mapping[str, Any], split_kv: bool) -> None:
     writer.add_kv_lora_rank(latent)
     if "index_topk" in config:
         writer.add_indexer_top_k(config["index_topk"])
+        writer.add_indexer_head_count(config["index_n_heads"])
+        writer.add_indexer_key_length(config["index_head_dim"])
     if "mlp_layer_types" in config:
         writer.add_leading_dense_block_count(config["mlp_layer_types"].index("sparse"))
 

@@ -35,8 +35,8 @@ _V3: Final = _LATENT | {
     "first_k_dense_replace": 1, "moe_layer_freq": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "n_group": 1,
     "topk_group": 1, "rope_interleave": True,
 }  # fmt: skip
-_INDEXER: Final = {"index_topk": 128, "index_n_heads": 2, "index_head_dim": 16}
-_INDEXER_NORM: Final = ("model.layers.0.self_attn.indexer.k_norm.weight", 16)
+_INDEXER: Final = {"index_topk": 12, "index_n_heads": 6, "index_head_dim": 16}
+_SHARED_INDEXER: Final = ("model.layers.1.self_attn.indexer.k_norm.weight", 16)
 _W: Final = {"separate": (BLOCK_SPARSE_MOE,), "fused": (MLP,)}
 
 
@@ -165,6 +165,27 @@ GROUPED_QUERY: Final[dict[str, TinyModel]] = {
         Row("minimax_m2", keys={**_LOCAL, **_NO_BIAS}, stored=_W, gguf="minimax-m2", scores="SIGMOID",
             mtp_in_gguf=False),
         num_experts=9, top_k=4, head_dim=24, rotary_dim=12, scoring_func="sigmoid", use_routing_bias=True,
+    ),
+    "minimax_m3": _of(
+        "MiniMaxM3SparseForConditionalGeneration",
+        Row("minimax_m3_vl_text", keys=_NO_BIAS | {
+                "num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size",
+                "intermediate_size": "dense_intermediate_size", "hidden_act": "",
+            },
+            stored={"separate": (r"\.experts\.\d+\.w",)},
+            renamed=(
+                ("*.mlp.gate.e_score_correction_bias", "*.block_sparse_moe.e_score_correction_bias"),
+                *((f"*.mlp.{part}.", f"*.block_sparse_moe.{part}.") for part in ("gate", "experts", "shared_experts")),
+                *((f"*.self_attn.indexer.{part}.", f"*.self_attn.index_{part}.")
+                  for part in ("q_proj", "k_proj", "q_norm", "k_norm")),
+            ),
+            outer="minimax_m3_vl",
+            prefix=("model.", "language_model.model."), means={"q_norm": 0.5, "k_norm": 0.5},
+            vision_tensor="vision_tower.vision_model.pre_layrnorm.bias"),
+        nested=True, num_experts=9, top_k=4, head_dim=24, partial_rotary_factor=0.5, shared_intermediate_size=20,
+        routed_scaling_factor=2.0, swiglu_limit=0.7, index_n_heads=2, index_head_dim=16, index_block_size=4,
+        index_topk_blocks=3, index_local_blocks=1, layer_types=[FULL, "minimax_m3_sparse", "minimax_m3_sparse"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
     ),
     "llama4": _of(
         "Llama4ForCausalLM",
@@ -344,12 +365,12 @@ LATENT: Final = {
     ),
     "deepseek_v32": _of(
         "DeepseekV32ForCausalLM",
-        Row("deepseek_v32", keys=_LATENT_KEYS, gguf="deepseek32", scores="SIGMOID", left_out=_INDEXER_NORM),
+        Row("deepseek_v32", keys=_LATENT_KEYS, gguf="deepseek32", scores="SIGMOID"),
         top_k=4, **_LATENT, **_GROUPS, **_INDEXER, first_k_dense_replace=1,
     ),
     "glm_moe_dsa": _of(
         "GlmMoeDsaForCausalLM",
-        Row("glm_moe_dsa", keys=_LATENT_KEYS, gguf="glm-dsa", scores="SIGMOID", left_out=_INDEXER_NORM),
+        Row("glm_moe_dsa", keys=_LATENT_KEYS, gguf="glm-dsa", scores="SIGMOID", left_out=_SHARED_INDEXER),
         top_k=4, **_LATENT, **_INDEXER, routed_scaling_factor=2.5, norm_topk_prob=True,
         mlp_layer_types=["dense", "sparse", "sparse"], index_topk_pattern="FSF",
     ),

@@ -18,7 +18,9 @@ Projection projection_of(BlockArguments& given, const char* name, int64_t rows, 
 Norm norm_of(BlockArguments& given, const char* name, int64_t size) {
   if (!given.has(name)) return {};
   return given.part(name, [&](BlockArguments& part) {
-    return Norm{.weight = part.vector("weight", size), .eps = part.value<float>("eps")};
+    return Norm{.weight = part.vector("weight", size),
+                .eps = part.value<float>("eps"),
+                .bias = part.optional_vector("bias", size)};
   });
 }
 

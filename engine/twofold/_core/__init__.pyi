@@ -502,6 +502,28 @@ class ScoreRule:
 class Chooser:
     """Chooses positions for the queries of a layer (engine/runtime/ops/attention/parts/selection.h)."""
 
+class Indexer(Chooser):
+    """Learned indexer: chooses the positions, or blocks of positions, with the largest scores."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        num_heads: int,
+        head_dim: int,
+        queries: _Part,
+        keys: _Part,
+        key_norm: _Part,
+        query_norm: _Part = None,
+        rotation: _Part = None,
+        of_input: bool = False,
+        block: int | None = None,
+        local: int | None = None,
+    ) -> None:
+        """queries: of low-rank queries, or with of_input of the block's input. keys: one key; without `block`, also a
+        weight per head, and a query has one list, else one per head, of blocks of so many positions, of which the last
+        `local` ones are always chosen."""
+
 class Gqa(Block):
     """Grouped-query attention, composed of parts."""
 
@@ -670,6 +692,7 @@ class SharedExperts(Block):
         up: PackedMatrix,
         down: PackedMatrix,
         shared_gate: _F32 | None = None,
+        activation: str = "silu",
         limit: float = 0.0,
     ) -> None: ...
 

@@ -12,7 +12,12 @@ from typing import Final
 
 from twofold.api.adapter_config import AdapterConfig
 from twofold.api.errors import ConfigError
-from twofold.api.picture_config import PictureConfig, parse_picture_limit, parse_processor_settings
+from twofold.api.picture_config import (
+    PictureConfig,
+    parse_picture_limit,
+    parse_processor_settings,
+    parse_vision_device,
+)
 from twofold.api.placement_config import PlacementConfig
 from twofold.api.pooling import parse_pooler_config
 from twofold.api.settings import Checked, check, setting
@@ -152,6 +157,7 @@ class EngineConfig(PlacementConfig, AdapterConfig, PictureConfig):
         parse_pooler_config(self.pooler_config)
         _ = self.adapters
         parse_picture_limit(self.limit_mm_per_prompt)
+        parse_vision_device(self.vision_device)
         parse_processor_settings(self.mm_processor_kwargs)
         if self.prefix_cache_dir is not None and not self.enable_prefix_caching:
             raise ConfigError(

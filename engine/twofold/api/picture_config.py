@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +12,9 @@ from twofold.api.settings import setting
 
 _MEDIA: Final = ("image", "video", "audio")
 _DEFAULT_LIMIT: Final = 32
+
+
+_DEVICE: Final = re.compile(r"cpu|cuda(?::(\d{1,2}))?")
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,11 @@ class PictureConfig:
     mmproj: str | None = setting(
         None,
         "GGUF file with the picture encoder of a GGUF model (default: the mmproj-*.gguf beside it, if there is one)",
+    )
+    vision_device: str = setting(
+        "cpu",
+        "where pictures are encoded: cpu, cuda (the first GPU) or cuda:N. A GPU encodes faster; the memory that it "
+        "reserves for the encoder is not available to experts (`twofold fit` shows both)",
     )
     load_vision: bool = setting(
         False, "load the picture encoder at the start; off: with the first picture, which then waits for it"
@@ -45,6 +54,15 @@ class PictureConfig:
         "memory for encoded pictures, so that a conversation's next turn encodes none again; 0 = none are kept",
         low=0,
     )
+
+
+def parse_vision_device(given: str) -> int | None:
+    """Number of the GPU that encodes pictures, from `vision_device`; None: the CPU does. Raises ConfigError for a value
+    of another form."""
+    match = _DEVICE.fullmatch(given)
+    if match is None:
+        raise ConfigError(f"--vision-device was given {given!r}; it takes cpu, cuda or cuda:N")
+    return None if given == "cpu" else int(match[1] or 0)
 
 
 def parse_picture_limit(given: str) -> int:

@@ -131,7 +131,8 @@ class Mla(ComposedBlock):
 
     @property
     def device_elements_per_token(self) -> int:
-        return self.num_heads * (self.qk_head_dim + 2 * self.cached)
+        heads = self.num_heads * (self.qk_head_dim + 2 * self.cached)
+        return heads + self.select.device_elements_per_token
 
     def host_bytes(self, weights: BlockWeights) -> int:
         if "kv_b" not in weights:
@@ -151,8 +152,11 @@ class Mla(ComposedBlock):
         base = super().cost(weights, tokens, context_len)
         seen = [self.select.num_before(context_len + token) for token in range(tokens)]
         read, pairs = min(context_len, seen[0] if seen else 0), sum(seen) + tokens
-        each = self._per_position
-        return Cost(base.num_bytes + read * each.num_bytes, base.flops + pairs * each.flops)
+        each, scan = self._per_position, self.select.scan(tokens, context_len)
+        return Cost(
+            base.num_bytes + read * each.num_bytes + scan.num_bytes,
+            base.flops + pairs * each.flops + scan.flops,
+        )
 
     @property
     def project(self) -> Linear:
@@ -379,7 +383,7 @@ class MlaOnDevice:
             latents = kept[used].flatten(0, 1)[:length].to(absorbed.dtype)[:, None]
             seen = shape.select.seen(batch.positions[rows], length, batch.ends_of(rows))
             if chosen is not None:
-                seen &= chosen.of(rows).seen(length)
+                seen = chosen.of(rows).within(seen, shape.num_heads)
             values = latents[..., : shape.kv_lora_rank]
             out[rows] = shape.scores.attended(absorbed[rows], latents, values, seen)
         return out

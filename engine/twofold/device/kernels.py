@@ -37,7 +37,7 @@ class PromptAttention:
         values = kv.values[used].flatten(0, 1)[:seq_len].to(q.dtype)
         seen = shape.select.seen(positions, seq_len, ends)
         if chosen is not None:
-            seen &= chosen.seen(seq_len)
+            seen = chosen.within(seen, shape.num_heads)
         return shape.scores.attended(q, keys, values, seen, sinks=sinks)
 
 

@@ -27,6 +27,11 @@ _NEEDED: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm4v_moe": {"text_config": {"head_dim": 128}},
     "qwen3_omni_moe": {"thinker_config": {"text_config": {"head_dim": 128}}},
     "ernie4_5_vl_moe": {"text_config": {"use_bias": False}},
+    "minimax_m3": {
+        "text_config": {
+            "layer_types": ["full_attention" if n < 3 else "minimax_m3_sparse" for n in range(60)]
+        }
+    },
     "kimi_k25": {"text_config": {"model_type": "deepseek_v3"}},
     "step3p7": {"text_config": {"model_type": "step3p5"}},
 }

@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Final
 
 from twofold.models.config import ModelConfig
+from twofold.models.picture_encoder import VISION_TOWER
 from twofold.models.quantization import read_quantization
 from twofold.weights.json_file import Fields
 
-VISION_TOWER: Final = "vision tower"
-"""Name of the part that encodes pictures, in `ModelConfig.left_out`."""
 _OUTER: Final = (
     "tie_word_embeddings",
     "bos_token_id",

@@ -126,6 +126,12 @@ FAMILIES: Final = (
         "minimax_m2", ("MiniMaxM2ForCausalLM",), "minimax-m2", FamilyChat(("minimax_m2",), ("minimax_m2",))
     ),
     Family(
+        "minimax_m3",
+        ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3VLForCausalLM"),
+        "",
+        FamilyChat(("minimax_m2",), ("minimax_m2",)),
+    ),
+    Family(
         "ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), "ernie4_5-moe", FamilyChat(("hermes",), ("ernie45",))
     ),
     Family(

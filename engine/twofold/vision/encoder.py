@@ -57,8 +57,8 @@ class PreparedPicture:
 class PictureEncoder:
     """Encodes pictures for one model. One call at a time."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Load the encoder.
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor], device: str = "cpu") -> None:
+        """Load the encoder. It computes in float32 on the CPU, and in bfloat16 on a GPU.
 
         Args:
             folder: the checkpoint's configuration, tokenizer and processor settings.
@@ -75,7 +75,8 @@ class PictureEncoder:
             raise ConfigError(
                 f"pictures need the extra `vision` ({error}); install it with pip install 'twofold[vision]'"
             ) from error
-        self._model = _encoder(folder, tensors)
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        self._model = _encoder(folder, tensors, dtype).to(device)
         self._taken = inspect.signature(self._model.get_image_features).parameters
         self._processor = picture_processor(folder)
         self.tokenizer = self._processor.tokenizer
@@ -102,7 +103,9 @@ class PictureEncoder:
     @torch.inference_mode()
     def encoded(self, picture: PreparedPicture) -> MediaRows:
         """The rows of a picture."""
-        inputs = {name: _exact(value) for name, value in picture.inputs.items() if name in self._taken}
+        inputs = {
+            name: self._as_computed(value) for name, value in picture.inputs.items() if name in self._taken
+        }
         out = self._model.get_image_features(**inputs)
         rows = getattr(out, "pooler_output", None)
         if rows is None:  # the class projects in its forward
@@ -113,6 +116,12 @@ class PictureEncoder:
             blake2b(self._digest + picture.digest, digest_size=32).digest(),
             deep=np.stack([_joined(rows) for rows in deep]) if deep else None,
         )
+
+    def _as_computed(self, value: Any) -> Any:
+        """An input as the encoder computes: some processors round pictures to bf16."""
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(self._model.device, self._model.dtype if value.is_floating_point() else None)
 
     def placed(
         self, token_ids: Sequence[int], pictures: Sequence[PreparedPicture], rows: Sequence[MediaRows]
@@ -192,12 +201,12 @@ def vision_class(folder: Path) -> tuple[Any, Any]:
         ) from None
 
 
-def _encoder(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
+def _encoder(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
     """transformers' model with these tensors and no text."""
     config, kind = vision_class(folder)
     with _without_warnings():  # the text's tensors are missing on purpose
         model, report = kind.from_pretrained(
-            None, config=config, state_dict=dict(tensors), output_loading_info=True, dtype=torch.float32
+            None, config=config, state_dict=dict(tensors), output_loading_info=True, dtype=dtype
         )
     missing = sorted(name for name in report["missing_keys"] if "language_model" not in name)
     further = sorted(report["unexpected_keys"])
@@ -223,15 +232,10 @@ def _without_warnings() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _exact(value: Any) -> Any:
-    """An input as the encoder computes: some processors round pictures to bf16."""
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
 def _joined(rows: Tensor | Sequence[Tensor]) -> F32:
     """[n, hidden] of a picture's rows, which may come in parts or tiles."""
     whole = rows if isinstance(rows, Tensor) else torch.cat(list(rows))
-    return np.ascontiguousarray(whole.reshape(-1, whole.shape[-1]).float().numpy())
+    return np.ascontiguousarray(whole.reshape(-1, whole.shape[-1]).float().cpu().numpy())
 
 
 def _digest(tensors: Mapping[str, Any]) -> bytes:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
-from twofold.models.nested_config import VISION_TOWER
+from twofold.models.picture_encoder import vision_names
 from twofold.models.registry import read_config
 from twofold.vision.encoder import PictureEncoder
 from twofold.vision.mmproj import projector_checkpoint
 from twofold.weights.checkpoint import Checkpoint
 
 
-def open_encoder(model: Path, projector: Path | None) -> PictureEncoder:
+def open_encoder(model: Path, projector: Path | None, device: str) -> PictureEncoder:
     """The encoder of a model directory, or of a GGUF model with its projector file.
 
     Raises:
@@ -24,15 +23,14 @@ def open_encoder(model: Path, projector: Path | None) -> PictureEncoder:
         ModelLoadError: the files are damaged, or of a model whose encoder transformers does not know.
     """
     if projector is None:
-        return PictureEncoder(model, _vision_tensors(model))
+        return PictureEncoder(model, _vision_tensors(model), device)
     with TemporaryDirectory(prefix="twofold-mmproj-") as folder:
-        return PictureEncoder(Path(folder), projector_checkpoint(projector, model, Path(folder)))
+        return PictureEncoder(Path(folder), projector_checkpoint(projector, model, Path(folder)), device)
 
 
 def _vision_tensors(model: Path) -> dict[str, Tensor]:
     """The directory's vision tensors in float32."""
     config = read_config(model)
-    patterns = [pattern for part, pattern in config.left_out if part == VISION_TOWER]
     source = Checkpoint.open(model, renamed=config.renamed)
-    names = [name for name in source if any(fnmatch(name, pattern) for pattern in patterns)]
+    names = vision_names(config, source)
     return {name: torch.from_numpy(source.vector(name, source.entry(name).shape)) for name in names}

@@ -46,6 +46,8 @@ class PictureSource:
     hidden_size: int
     settings: Mapping[str, Any]
     """Settings that replace those of the model's processor."""
+    device: str
+    """cpu, cuda or cuda:N."""
     threads: int
     """0: as many as torch takes."""
     cache_bytes: int
@@ -248,6 +250,7 @@ class _Worker:
             "projector": None if source.projector is None else str(source.projector),
             "hidden_size": source.hidden_size,
             "threads": source.threads,
+            "device": source.device,
         }
         try:
             self.channel.send_bytes(json.dumps(settings).encode())

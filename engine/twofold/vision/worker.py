@@ -72,7 +72,10 @@ def _open(settings: Mapping[str, Any]) -> PictureEncoder:
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
     projector = settings["projector"]
-    encoder = open_encoder(Path(settings["model"]), None if projector is None else Path(projector))
+    device = settings["device"]
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"--vision-device was given {device}, but PyTorch finds no usable GPU; use cpu")
+    encoder = open_encoder(Path(settings["model"]), None if projector is None else Path(projector), device)
     if encoder.hidden_size != settings["hidden_size"]:
         raise ModelLoadError(
             f"{projector or settings['model']}: the picture encoder's rows have {encoder.hidden_size} values, expected "

@@ -144,6 +144,23 @@ def test_anthropic_reads_a_screenshot_in_a_tool_result(seeing: Seeing) -> None:
     assert with_other.usage.input_tokens < counted.input_tokens - 10
 
 
+@pytest.mark.parametrize(
+    "size", [(50, 37), (210, 160)], ids=["parsed here", "parsed in a process of its own"]
+)
+def test_a_large_body_keeps_its_pictures(seeing: Seeing, size: tuple[int, int]) -> None:
+    file = io.BytesIO()
+    picture(*size).save(file, "PNG")
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(file.getvalue()).decode()}
+    content = [{"type": "image", "source": source}, TEXT_PART]
+    body = {"model": seeing.folder.name, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
+    answer = httpx.post(f"{seeing.url}/v1/messages", json=body, timeout=120).json()
+    expected = seeing.expected(
+        [{"role": "user", "content": [{"type": "image"}, TEXT_PART]}], [picture(*size)]
+    )
+    usage = answer["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected[1]
+
+
 def test_pictures_stand_where_they_were_sent(seeing: Seeing) -> None:
     urls = [data_url(seed) for seed in (0, 1, 2)]
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]

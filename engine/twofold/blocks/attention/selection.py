@@ -14,6 +14,7 @@ from twofold.blocks.attention.chooser import Chooser, ChooserOnDevice
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.cpu_part import CpuPart
 from twofold.blocks.attention.layer_names import LayerNames
+from twofold.blocks.block import Cost
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceState, DeviceStep, DeviceWeights
 from twofold.weights.tensor_spec import TensorSpec
@@ -31,6 +32,10 @@ class Selection(ABC):
     @abstractmethod
     def num_before(self, position: int) -> int:
         """Number of earlier positions that the query at `position` attends to."""
+
+    def scan(self, tokens: int, context_len: int) -> Cost:
+        """Cost of choosing positions for `tokens` tokens after `context_len` earlier ones."""
+        return Cost(0, 0)
 
     @abstractmethod
     def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
@@ -51,6 +56,11 @@ class Selection(ABC):
     def planes(self) -> tuple[tuple[int, int], ...]:
         """State per token: (planes, elements of each), kept after the layer's keys and values."""
         return ()
+
+    @property
+    def device_elements_per_token(self) -> int:
+        """Activation values per token that are alive at once on a device."""
+        return 0
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
         return {"stretch": self.native, "bidirectional": self.bidirectional}
@@ -136,6 +146,13 @@ class Chosen(Selection):
     def num_before(self, position: int) -> int:
         return min(self.within.num_before(position), self.most)
 
+    def scan(self, tokens: int, context_len: int) -> Cost:
+        scanned = [n for n in range(context_len + 1, context_len + tokens + 1) if n > self.most]
+        if self.chooser is None or not scanned:
+            return Cost(0, 0)
+        num_bytes = sum(2 * planes * elements for planes, elements in self.planes)  # a device keeps bf16
+        return Cost(context_len * num_bytes, sum(scanned) * self.chooser.flops_per_position)
+
     def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
         return self.within.seen(positions, length, ends)
 
@@ -149,6 +166,10 @@ class Chosen(Selection):
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
         return () if self.chooser is None else self.chooser.planes
+
+    @property
+    def device_elements_per_token(self) -> int:
+        return 0 if self.chooser is None else self.chooser.device_elements_per_token
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
         chooser = None if self.chooser is None else self.chooser.cpu(weights, pool)
