@@ -50,7 +50,7 @@ models: api blocks text.chat text.tokenizer weights
 step: _core adapters api blocks experts models text.tokenizer weights
 parallel: __init__ _core api blocks experts models step
 device: _core _cuda adapters api blocks experts models step weights
-vision: api weights
+vision: api models weights
 training: _core api blocks device experts models step text.conversation text.tokenizer weights
 fit: _core api blocks device experts models step weights
 rules: api blocks models weights
