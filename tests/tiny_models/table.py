@@ -278,7 +278,7 @@ MULTIMODAL: Final = {
         **_sections(4, 2, 2, mrope_interleaved=True),
     ),
     "qwen3_vl": _of(
-        "Qwen3VLForConditionalGeneration", Row("qwen3_vl_text", keys=_DENSE, outer="qwen3_vl"),
+        "Qwen3VLForConditionalGeneration", Row("qwen3_vl_text", keys=_DENSE, outer="qwen3_vl", gguf="qwen3vl"),
         nested=True, **_sections(4, 2, 2, mrope_interleaved=True),
     ),
     "glm4v_moe": _of(
@@ -327,7 +327,7 @@ RECURRENT: Final = {
     "qwen3_5": _of(
         "Qwen3_5ForCausalLM",
         Row("qwen3_5_text", keys=_DENSE, outer="qwen3_5", outer_class="Qwen3_5ForConditionalGeneration",
-            has_small_vision=False, scores=""),
+            has_small_vision=False, gguf="qwen35", scores=""),
         nested=True, num_layers=4, layer_types=linear_layers(4, 3), mtp_num_hidden_layers=1,
         **{key: value for key, value in _NEXT.items() if key != "shared_expert_intermediate_size"},
     ),

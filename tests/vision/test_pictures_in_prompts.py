@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 import torch
 from transformers.models.auto import modeling_auto
 from twofold.api.config import EngineConfig
-from twofold.api.errors import RequestError
+from twofold.api.errors import ConfigError, RequestError
 from twofold.api.media import PromptMedia
 from twofold.api.types import GenerationRequest, SamplingParams, TokenLogprob
 from twofold.engine import Engine
 from twofold.models import registry
 from twofold.models.registry import Family, family_named
+from twofold.vision import processor
 from twofold.vision.processor import picture_processor
 
 from tests.models.transformers_runs import one_torch_thread
@@ -74,13 +76,13 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         pytest.importorskip("torchvision")
     model = write_picture_model(folder, request.param)
     model.generation_config.eos_token_id = None
-    encoder, processor = encoder_of(folder), picture_processor(folder)
+    encoder, theirs = encoder_of(folder), picture_processor(folder)
 
     def asked(text: str, sizes: Sequence[tuple[int, int]], seed: int = 0) -> Asked:
         images = [picture(*size, seed + n) for n, size in enumerate(sizes)]
-        given = processor(
+        given = theirs(
             text=text.replace(
-                "[]", family.around[0] + (family.mark or processor.image_token) + family.around[1]
+                "[]", family.around[0] + (family.mark or theirs.image_token) + family.around[1]
             ),
             images=images or None,
             return_tensors="pt",
@@ -114,6 +116,19 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         asked("look: []", [(33, 70)]),
         asked("no picture here", []),
     )
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_picture_model(tmp_path, "llama4")
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(processor, "version", version)
+    with pytest.raises(
+        ConfigError, match="with torchvision, which is not installed; pip install torchvision"
+    ):
+        encoder_of(tmp_path)
 
 
 def answers(engine: Engine, prompts: Sequence[Asked]) -> list[list[TokenLogprob]]:

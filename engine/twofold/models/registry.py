@@ -72,7 +72,7 @@ FAMILIES: Final = (
         _QWEN3,
         _PILLOW,
     ),
-    Family("qwen3_5", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), "", _QWEN3, _PILLOW),
+    Family("qwen3_5", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), "qwen35", _QWEN3, _PILLOW),
     Family("olmoe", ("OlmoeForCausalLM",), "olmoe"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe", _GLM),
     Family("dots1", ("Dots1ForCausalLM",), "dots1", FamilyChat(end_of_turn=("<|endofresponse|>",))),
@@ -98,7 +98,7 @@ FAMILIES: Final = (
     Family("hy_v3", ("HYV3ForCausalLM",), "hy_v3", _HY),
     Family("mellum", ("MellumForCausalLM",), "mellum", _QWEN3),
     Family("qwen3_vl_moe", ("Qwen3VLMoeForConditionalGeneration",), "qwen3vlmoe", _QWEN3, _PILLOW),
-    Family("qwen3_vl", ("Qwen3VLForConditionalGeneration",), "", _QWEN3, _PILLOW),
+    Family("qwen3_vl", ("Qwen3VLForConditionalGeneration",), "qwen3vl", _QWEN3, _PILLOW),
     Family("glm4v_moe", ("Glm4vMoeForConditionalGeneration",), "", _GLM, _PILLOW),
     Family(
         "qwen3_omni_moe",

@@ -105,6 +105,17 @@ def _qwen_gguf(metadata: GgufMetadata) -> dict[str, Any]:
         "linear_key_head_dim": fields.integer("ssm.state_size", 128),
         "linear_value_head_dim": max(1, fields.integer("ssm.inner_size", 4096) // v_heads),
         "linear_conv_kernel_dim": fields.integer("ssm.conv_kernel", 4, maximum=64),
+        **(
+            _qwen_mixture(metadata)
+            if metadata.has_gate(metadata.num_layers - 1)
+            else {"intermediate_size": fields.integer("feed_forward_length")}
+        ),
+    }
+
+
+def _qwen_mixture(metadata: GgufMetadata) -> dict[str, Any]:
+    fields = metadata.fields
+    return {
         **metadata.dense_layers(),
         **metadata.experts(),
         "shared_expert_intermediate_size": fields.integer(
@@ -148,7 +159,6 @@ RECURRENT: Final = {
         model_type="qwen3_5_text",
         router=None,
         mtp=MtpLayer(dense=True, unannounced=True, renamed=_QWEN_MTP, pattern="mtp.*"),
-        gguf_whole=None,
     ),
     "lfm2_moe": Decoder(
         "LFM2 with experts (8B-A1B): short convolutions in most layers, attention in some, sigmoid scores with a bias.",
