@@ -18,7 +18,8 @@ from twofold.api.errors import ModelLoadError
 from twofold.api.projector_names import preferred_projector
 from twofold.text.tokenizer import Tokenizer
 from twofold.vision.encoder import vision_class
-from twofold.vision.projector_families import FAMILIES, ProjectorFamily, sources_of
+from twofold.vision.projector_families import FAMILIES
+from twofold.vision.projector_family import ProjectorFamily, sources_of
 from twofold.vision.projector_file import ProjectorFile
 from twofold.weights.gguf_file import GgufFile, is_gguf
 
@@ -76,11 +77,14 @@ def projector_checkpoint(projector: Path, model: Path, folder: Path) -> dict[str
     pictures = family.pictures(file, vision)
     kinds = {"processor_class": family.processor, "image_processor_type": family.image_processor}
     _merge(folder / "preprocessor_config.json", kinds | pictures)
+    if whole := family.whole(file, vision):
+        _merge(folder / "processor_config.json", {"processor_class": family.processor, **whole})
     settings = {
         "model_type": model_type,
         "dtype": "float32",
         "text_config": {"hidden_size": hidden},
         "vision_config": vision,
+        **family.outer(file, vision),
     }
     _merge(folder / "config.json", settings | numbers)
     return _tensors(file, family, _expected(file, folder))
