@@ -154,6 +154,7 @@ void add_part(const KernelTable& part, const char* level, KernelTable& table) {
   take(table.softmax_exp, part.softmax_exp);
   take(table.axpy, part.axpy);
   take(table.multiply, part.multiply);
+  take(table.relu_sum, part.relu_sum);
   take(table.bf16_to_f32, part.bf16_to_f32);
   take(table.f32_to_bf16, part.f32_to_bf16);
   take(table.f32_to_i8, part.f32_to_i8);

@@ -181,6 +181,28 @@ struct Simd : Products<V> {
     if (i < n) V::store_first(y + i, V::mul(V::load_first(x + i, n - i), V::load_first(y + i, n - i)), n - i);
   }
 
+  static void relu_sum(const float* x, int64_t ldx, const float* w, float* out, int M, int n) {
+    int i = 0;
+    for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+      F sums[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
+      for (int m = 0; m < M; ++m) {
+        const float* from = x + m * ldx + i;
+        const F weight = V::set1(w[m]);
+#pragma GCC unroll 4
+        for (int a = 0; a < 4; ++a)
+          sums[a] = V::fma(weight, V::max(V::load(from + a * kLanes), V::zero()), sums[a]);
+      }
+      for (int a = 0; a < 4; ++a) V::store(out + i + a * kLanes, sums[a]);
+    }
+    for (; i < n; i += kLanes) {
+      const int rest = n - i < kLanes ? n - i : kLanes;
+      F sum = V::zero();
+      for (int m = 0; m < M; ++m)
+        sum = V::fma(V::set1(w[m]), V::max(V::load_first(x + m * ldx + i, rest), V::zero()), sum);
+      V::store_first(out + i, sum, rest);
+    }
+  }
+
   static void bf16_to_f32(const uint16_t* x, float* y, int64_t n) { widen<uint16_t>(x, y, n); }
 
   template <class W>
@@ -199,6 +221,7 @@ struct Simd : Products<V> {
     table.softmax_exp = softmax_exp;
     table.axpy = axpy;
     table.multiply = multiply;
+    table.relu_sum = relu_sum;
     table.bf16_to_f32 = bf16_to_f32;
     table.f32_to_bf16 = f32_to_bf16<V>;
     table.read_all = V::read_all;

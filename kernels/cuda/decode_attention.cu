@@ -39,11 +39,12 @@ __global__ void __launch_bounds__(kHeadDim, 512 / kHeadDim)
   constexpr int kElements = kHeadDim / kLanesOfToken;
   auto& [q, scores, largest, total, fade] = static_shared<SplitShared<kHeadDim>>();
   const int sequence = blockIdx.z;
+  const HeadRange heads = head_range(blockIdx.y, attention.num_heads, pages.num_kv_heads);
   const auto [begin, length, list] =
-      attended<kChosen>(attention.chosen, attention.select, sequence, attention.seq_lens[sequence]);
+      attended<kChosen>(attention.chosen, attention.select, sequence, attention.seq_lens[sequence],
+                        heads.first, attention.num_heads);
   const SplitRange range = split_range(blockIdx.x, length, begin);
   if (range.begin >= range.end) return;
-  const HeadRange heads = head_range(blockIdx.y, attention.num_heads, pages.num_kv_heads);
   const int thread = threadIdx.x, lane = thread % kLanesOfToken;
   const uint16_t* queries = static_cast<const uint16_t*>(attention.q) +
                             (int64_t(sequence) * attention.num_heads + heads.first) * kHeadDim;
@@ -158,8 +159,8 @@ __global__ void __launch_bounds__(kHeadDim)
     attention_join_kernel(DecodeAttention attention, float* workspace, int splits, uint16_t* out) {
   const int sequence = blockIdx.y, head = blockIdx.x, thread = threadIdx.x;
   const int64_t row = int64_t(sequence) * attention.num_heads + head;
-  const auto [first, length, list] =
-      attended<kChosen>(attention.chosen, attention.select, sequence, attention.seq_lens[sequence]);
+  const auto [first, length, list] = attended<kChosen>(
+      attention.chosen, attention.select, sequence, attention.seq_lens[sequence], head, attention.num_heads);
   float most = attention.sinks != nullptr ? attention.sinks[head] : -INFINITY;
   for (int s = 0; s < num_splits(length); ++s) {
     const SplitRange range = split_range(s, length, first);

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kMlaThreads)
   uint32_t* memory = dynamic_shared<uint32_t>();
   const int sequence = blockIdx.z, thread = threadIdx.x;
   const auto [begin, length, list] =
-      attended<kChosen>(decode.chosen, decode.select, sequence, decode.seq_lens[sequence]);
+      attended<kChosen>(decode.chosen, decode.select, sequence, decode.seq_lens[sequence], 0, 1);
   const SplitRange range = split_range(blockIdx.x, length, begin);
   if (range.begin >= range.end) return;
   const int cached = pages.latent + pages.rope, head = int(blockIdx.y) * kMlaHeads;
@@ -59,7 +59,7 @@ __global__ void mla_join_kernel(MlaDecode decode, float* workspace, int splits, 
   const int sequence = blockIdx.y;
   const int64_t row = int64_t(sequence) * decode.num_heads + blockIdx.x;
   const auto [first, length, list] =
-      attended<kChosen>(decode.chosen, decode.select, sequence, decode.seq_lens[sequence]);
+      attended<kChosen>(decode.chosen, decode.select, sequence, decode.seq_lens[sequence], 0, 1);
   for (int column = threadIdx.x; column < latent; column += blockDim.x) {
     out[row * latent + column] =
         bf16_of_float(mla_join(workspace, row, length, first, splits, latent, column));

@@ -7,7 +7,7 @@
 
 namespace twofold::cuda {
 
-// What the query of a sequence attends to: positions, or entries of its list, [first, length).
+// What a head of a sequence's query attends to: positions, or entries of its list, [first, length).
 struct Attended {
   int first;
   int length;
@@ -16,11 +16,12 @@ struct Attended {
 // kChosen: whether positions are chosen. A sequence without positions attends to nothing, whatever its list is.
 template <bool kChosen>
 TWOFOLD_HD constexpr Attended attended(const kernels::PositionLists& chosen, const kernels::Stretch& select,
-                                       int sequence, int length) {
+                                       int sequence, int length, int head, int num_heads) {
   const int first = select.first(length - 1);
   if constexpr (!kChosen) return {first, length, nullptr};
-  const int32_t* list = chosen.positions + int64_t(sequence) * chosen.most;
-  const int count = length > 0 ? chosen.counts[sequence] : 0;
+  const int64_t row = int64_t(sequence) * chosen.lists + head * chosen.lists / num_heads;
+  const int32_t* list = chosen.positions + row * chosen.most;
+  const int count = length > 0 ? chosen.counts[row] : 0;
   return {kernels::PositionLists::entry_from(list, count, first), count, list};
 }
 // Bound of a launch's `length`.

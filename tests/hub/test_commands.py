@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from twofold.tools.cli.hub.model_path import served_names
 from twofold.tools.cli.main import main
-from twofold.vision.mmproj import find_projector
+from twofold.vision.source import find_projector
 from twofold.weights.gguf_file import model_name
 
 from tests.hub.small_hub import COMMIT, SmallHub

@@ -11,7 +11,7 @@ from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.hub.cache import cached_models
 from twofold.hub.pull import Report, find_cached, local_model, pull_model
 from twofold.hub.reference import HubModel, parse_hub_name
-from twofold.vision.mmproj import find_projector
+from twofold.vision.source import find_projector
 
 from tests.hub.small_hub import COMMIT, Repository, SmallHub
 

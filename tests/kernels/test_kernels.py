@@ -120,6 +120,10 @@ def test_row_kernels(level: str, n: int) -> None:
     kernels.axpy(0.25, x, y, level=level)
     np.testing.assert_allclose(y, rmsnorm(x, w, 1e-5) + 0.25 * x.astype(np.float64), rtol=1e-6, atol=1e-6)
 
+    rows, weights = np.stack([x, -x, x[::-1]]), np.array([0.5, -2, 1], np.float32)
+    expected = weights @ rows.astype(np.float64).clip(min=0)
+    np.testing.assert_allclose(kernels.relu_sum(rows, weights, level=level), expected, rtol=1e-6, atol=1e-6)
+
     scores = (20 * x).copy()
     peak, total = kernels.softmax_exp(scores, 0.5, level=level)
     scaled = (20 * x).astype(np.float64) * 0.5

@@ -15,7 +15,7 @@ SCOUT: Final = LLAMA3 | {"high_freq_factor": 1.0}
 LINEAR: Final = {"rope_type": "linear", "factor": 2.0}
 NO_BIASES: Final = (
     "mistral", "qwen2", "deepseek_v32", "glm_moe_dsa", "axk1", "mistral4", "ernie4_5_moe", "ernie4_5_vl_moe",
-    "minimax_m2", "lfm2_moe",
+    "minimax_m2", "minimax_m3", "lfm2_moe",
 )  # fmt: skip
 """Families to which `attention_bias` means nothing, or whose GGUF files alone could not say it."""
 ONE_LAYOUT: Final = ("ernie4_5_vl_moe", "gpt_oss", "llama4", "gemma4", "gemma4-small")
@@ -147,7 +147,7 @@ _SIZES: Final[dict[str, Sizes]] = {
     "gemma4": lambda r, sizes: {"head_dim": 2 * r.randint(2, 11)},
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "kimi_k25"), _YARN_OR_NONE),
     "deepseek_v2": lambda r, sizes: {"n_group": 1, "topk_group": 1},
-    **dict.fromkeys(("qwen3_next", "qwen3_5_moe"), _DELTA),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5"), _DELTA),
 }
 
 
@@ -235,6 +235,14 @@ def _predicting(r: random.Random, model: TinyFamily) -> dict[str, Any]:
     return {"num_nextn_predict_layers": int(model.has_mtp)}
 
 
+def _indexer(r: random.Random, model: TinyFamily) -> dict[str, Any]:
+    rotated = 2 * r.randint(1, 6)
+    return {
+        "index_topk": r.randint(1, 30), "index_n_heads": r.randint(1, 9), "index_head_dim": rotated + r.randint(0, 20),
+        "qk_rope_head_dim": rotated, "q_lora_rank": r.randint(5, 30), "kv_lora_rank": r.randint(5, 40),
+    }  # fmt: skip
+
+
 _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]] = {
     "glm4_moe": lambda r, model: _predicting(r, model) | {
         "use_qk_norm": r.random() < 0.5, "partial_rotary_factor": r.choice((0.25, 0.5, 0.5, 0.75, 1.0)),
@@ -243,6 +251,14 @@ _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]
         ("deepseek_v3", "kimi_k25", "glm4_moe_lite"),
         lambda r, model: _predicting(r, model) | {"rope_interleave": r.random() < 0.7},
     ),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _indexer),
+    "minimax_m3": lambda r, model: {
+        "index_head_dim": int(model.head_dim * model.settings["partial_rotary_factor"]) + r.randint(0, 20),
+        "index_n_heads": model.num_kv_heads, "index_block_size": r.randint(1, 9), "index_topk_blocks": r.randint(1, 6),
+        "index_local_blocks": r.randint(0, 1), "swiglu_limit": r.choice((0.3, 1.0, 7.0)),
+        "shared_intermediate_size": r.randint(5, 70),
+        "layer_types": [r.choice((FULL, "minimax_m3_sparse")) for _ in range(model.num_layers)],
+    },
     "qwen2_moe": lambda r, model: r.choice(
         ({"use_sliding_window": False}, {"use_sliding_window": True, "sliding_window": 9})
     ),
@@ -251,6 +267,9 @@ _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]
     "granitemoe-shared": lambda r, model: _multipliers(r, model) | {"shared_intermediate_size": r.randint(5, 70)},
     "gemma4": _gemma4, "gemma4-small": _gemma4, "llama4": _llama4, "lfm2_moe": _lfm2, "qwen3_next": _delta,
     "qwen3_5_moe": _delta,
+    "qwen3_5": lambda r, model: {
+        name: value for name, value in _delta(r, model).items() if name != "shared_expert_intermediate_size"
+    },
     "gpt_oss": lambda r, model: {} if r.random() < 0.6 else {
         "layer_types": [r.choice((SLIDING, FULL)) for _ in range(model.num_layers)],
     },

@@ -59,6 +59,7 @@ _ALSO: dict[str, dict[str, Any]] = {
     },
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": []},
     "minimax_m2": {"rotary_dim": 8},
+    "minimax_m3": {"index_n_heads": 1},
     "mimo_v2_flash": {"num_heads": 4, "head_dim": 12},
     "ernie4_5_moe": {"moe_layer_interval": 1},
     "ernie4_5_vl_moe": {

@@ -62,7 +62,7 @@ IN_GGUF = [family for family, model in EXAMPLES.items() if model.gguf_architectu
 # Every kind of block and of state.
 OFTEN = (
     "qwen3_next", "gemma4", "gpt_oss", "llama4", "deepseek_v3", "lfm2_moe", "granitemoe", "olmoe", "qwen3", "flex_olmo",
-    "mimo_v2_flash", "laguna", "hunyuan_v1_moe", "mistral4", "step3p7", "gemma4-small",
+    "mimo_v2_flash", "laguna", "hunyuan_v1_moe", "mistral4", "step3p7", "gemma4-small", "glm_moe_dsa",
 )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def _full_rope(**changed: Any) -> dict[str, Any]:
     return ropes | {FULL: ropes[FULL] | changed}
 
 
-STEP = EXAMPLES["step3p7"].text_config()
+STEP, M3 = (EXAMPLES[family].text_config() for family in ("step3p7", "minimax_m3"))
 FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"norm_topk_prob": False}),
     ("glm4_moe", {"partial_rotary_factor": 0.5}),
@@ -180,6 +180,11 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("gemma4-small", {"sliding_window": 20}),
     ("step3p7", {"swiglu_limits": None}),
     ("step3p7", {"swiglu_limits_shared": None}),
+    ("minimax_m3", {"index_topk_blocks": 2}),
+    ("minimax_m3", {"index_local_blocks": 0}),
+    ("minimax_m3", {"swiglu_limit": 7.0}),
+    ("deepseek_v32", {"index_topk": 11}),
+    ("glm_moe_dsa", {"index_topk_pattern": "FFF"}),
     ("deepseek_v3", {"norm_topk_prob": False}),
     ("deepseek_v3", {"rope_scaling": None}),
     ("deepseek_v3", {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}),
@@ -420,6 +425,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 is odd"),
     ("deepseek_v3", {"n_group": 5}, "12 experts"),
     ("deepseek_v3", {"topk_group": 9, "n_group": 4}, "topk_group"),
+    ("minimax_m3", {"text_config": M3 | {"swiglu_alpha": 1.5}}, "swiglu_alpha is 1.5, expected 1.702"),
+    ("minimax_m3", {"text_config": M3 | {"index_n_heads": 1}}, "num_key_value_heads, which is 2"),
+    ("minimax_m3", {"text_config": M3 | {"layer_types": ["full"] * 3}}, "layer_types"),
+    ("deepseek_v32", {"q_lora_rank": None}, "because the indexer reads low-rank queries"),
+    ("glm_moe_dsa", {"index_topk_pattern": "SFF"}, "for each of 3 layers, the first one full"),
+    ("glm_moe_dsa", {"indexer_types": ["full", "half", "full"]}, "indexer_types"),
     ("kimi_k25", {"text_config": None}, "text_config"),
     ("kimi_k25", {"text_config": {"quantization_config": {"quant_method": "gguf?"}}}, "quantization_config"),
 ]

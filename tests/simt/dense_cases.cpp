@@ -105,11 +105,13 @@ void check_route(const RouteCase& c) {
 struct Chosen {
   std::vector<std::vector<int>> lists;
   std::vector<int32_t> positions, counts;
-  int most;
+  int most, lists_of_query;
 
-  Chosen(const std::vector<int32_t>& lengths, int most_) : most(most_) {
+  Chosen(const std::vector<int32_t>& lengths, int most_, int lists_ = 1)
+      : most(most_), lists_of_query(lists_) {
     std::mt19937 random(5);
-    for (const int length : lengths) {
+    for (size_t row = 0; row < lengths.size() * size_t(lists_of_query); ++row) {
+      const int length = lengths[row / size_t(lists_of_query)];
       std::vector<int> list(static_cast<size_t>(length));
       std::iota(list.begin(), list.end(), 0);
       if (length > most) {
@@ -125,7 +127,11 @@ struct Chosen {
     }
   }
   twofold::kernels::PositionLists in(WatchedRun& run) const {
-    return {run.copy("chosen positions", positions), run.copy("counts", counts), most};
+    return {run.copy("chosen positions", positions), run.copy("counts", counts), most, lists_of_query};
+  }
+  const std::vector<int>* of(int sequence, int head, int num_heads) const {
+    if (most == 0) return nullptr;
+    return &lists[size_t(sequence * lists_of_query + head * lists_of_query / num_heads)];
   }
 };
 
@@ -144,12 +150,13 @@ struct AttentionCase {
   int chunk = 0;
   bool v_norm = false;
   float softcap = 0;
-  int most = 0;  // positions that are chosen for a query; 0: all
+  int most = 0;   // positions that are chosen for a query; 0: all
+  int lists = 1;  // lists per query
 };
 
 void check_attention(const AttentionCase& c) {
   const std::vector<int32_t> lengths{1, 17, 0, c.most > 0 ? 1049 : 259, 70};
-  const Chosen chosen(lengths, c.most);
+  const Chosen chosen(lengths, c.most, c.lists);
   const int S = int(lengths.size()), D = c.head_dim, page_size = 16, max_pages = c.most > 0 ? 66 : 17,
             heads = c.heads + 2 * c.kv_heads;
   const int pages = S * max_pages, row = c.kv_heads * D;
@@ -239,7 +246,7 @@ void check_attention(const AttentionCase& c) {
         int first = c.window > 0 ? std::max(0, length - c.window) : 0;
         if (c.chunk > 0 && length > 0) first = (length - 1) / c.chunk * c.chunk;
         const auto seen =
-            attended_to(c.most > 0 ? &chosen.lists[size_t(s)] : nullptr, length, length > 0 ? first : 0);
+            attended_to(chosen.of(s, head, c.heads), length, length > 0 ? first : 0);
         std::vector<double> scores;
         double most = c.sinks ? double(sinks[size_t(head)]) : -INFINITY, total = 0;
         const auto at = [&](const uint16_t* cache, int position, int d) {
@@ -365,7 +372,7 @@ void check_mla(const MlaCase& c) {
       for (int head = 0; head < c.heads; ++head) {
         const int length = lengths[size_t(s)];
         const int first = c.window > 0 ? std::max(0, length - c.window) : 0;
-        const auto seen = attended_to(c.most > 0 ? &chosen.lists[size_t(s)] : nullptr, length, first);
+        const auto seen = attended_to(chosen.of(s, head, c.heads), length, first);
         std::vector<double> weights;
         double most = -INFINITY, total = 0;
         for (const int p : seen) {
@@ -421,6 +428,7 @@ CASE(attention_rotates_stores_and_attends_as_the_scalar_one) {
         AttentionCase{512, 3, 1, 512, 0, true, false, 0, true},
         AttentionCase{128, 4, 2, 64, 40, true, true, 0, false, 1.5f},
         AttentionCase{64, 6, 2, 64, 0, false, false, 0, false, 0, 300},
+        AttentionCase{64, 6, 3, 64, 0, false, true, 0, false, 0, 300, 3},
         AttentionCase{128, 4, 2, 64, 500, true, true, 0, false, 1.5f, 300},
         AttentionCase{64, 2, 1, 0, 0, false, false, 64, false, 0, 20}}) {
     check_attention(c);

@@ -11,6 +11,7 @@
 #include "delta_layer.h"
 #include "dense_layer.h"
 #include "expert_layer.h"
+#include "indexer_layer.h"
 #include "low_rank_layer.h"
 #include "mla_layer.h"
 #include "step_control.h"
@@ -231,6 +232,31 @@ void latent_attention(bool listed) {  // DeepSeek-V2-Lite
   report(run, "mla_join", "-", listed ? "of a list" : "-");
 }
 
+void indexer() {  // DeepSeek-V3.2
+  Recorded run;
+  constexpr int kHeads = 64, kDim = 128, kRotary = 64, kPage = 16, kPages = 40, kLength = 600, kMost = 256;
+  constexpr int kStride = kDim + kHeads;
+  const IndexPages pages{run.zeros<uint16_t>("keys", size_t(kPages * kPage * kDim)), kPage, kDim};
+  const auto* projected = run.zeros<uint16_t>("projected", kStride);
+  auto* queries = run.zeros<uint16_t>("queries", size_t(kHeads * kDim));
+  const auto* ones = run.copy("ones", std::vector<float>(kDim, 1.0f));
+  run.check(launch_index_store({projected, kStride, queries, 1, kHeads, nullptr, ones, ones, 1e-6f, ones,
+                                ones, kRotary, false, run.copy("places", std::vector<int64_t>{7})},
+                               pages, run.zeros<uint16_t>("rotated", size_t(kHeads * kDim)), nullptr),
+            "index_store");
+  report(run, "index_store");
+  std::vector<int32_t> tables(kPages);
+  std::iota(tables.begin(), tables.end(), 0);
+  run.check(launch_index_choose(
+                {queries, projected + kDim, kStride, run.copy("tables", tables),
+                 run.copy("lengths", std::vector<int32_t>{kLength}), 1, kHeads, kPages, kPages * kPage, kMost,
+                 1, 0, run.zeros<int32_t>("positions", kMost), run.zeros<int32_t>("counts", 1)},
+                pages, run.zeros<float>("scores", size_t(kPages * kPage)), nullptr),
+            "index_choose");
+  report(run, "index_score");
+  report(run, "index_top");
+}
+
 template <int kKey>
 void delta_net() {  // Qwen3-Next, whose keys have 128 elements
   Recorded run;
@@ -370,6 +396,7 @@ int main() {
     for (const int head_dim : {64, 128, 256, 512}) attention(head_dim, listed);
     latent_attention(listed);
   }
+  indexer();
   delta_net<128>();
   delta_net<256>();
   step();

@@ -126,10 +126,12 @@ class TinyFamily(TinyModel):
         return {key: 1 for key in ("n_group", "topk_group") if key in self.settings}
 
     def all_chosen(self) -> TinyFamily:
-        """The same model, of which a token goes to all experts there are."""
+        """The same model, of which a token goes to all experts there are, and attends to all positions."""
         if self.row.model_type == "llama4_text":  # a token has one expert
             return replace(self, num_experts=1)
-        return replace(self.changed(**self._one_group()), top_k=self.num_experts)
+        most = ("index_topk", "index_topk_blocks")
+        all_positions = {key: 1000 for key in most if key in self.settings}
+        return replace(self.changed(**self._one_group(), **all_positions), top_k=self.num_experts)
 
     def text_config(self) -> dict[str, Any]:
         """The settings of the text part."""
@@ -200,7 +202,7 @@ class TinyFamily(TinyModel):
         found = {self.published(name): values for name, values in own.items()}
         if self.row.left_out is not None:
             name, size = self.row.left_out
-            found[name] = np.ones(size, np.float32)
+            found.setdefault(name, np.ones(size, np.float32))
         if self.row.images_inner:
             found |= self._experts_of_images(found)
         if not self.nested:

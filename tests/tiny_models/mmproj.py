@@ -16,12 +16,14 @@ from safetensors.torch import load_file
 F32 = npt.NDArray[np.float32]
 
 TEXTS: Final = {
-    "qwen3_5_moe": "qwen35moe", "qwen3_vl_moe": "qwen3vlmoe", "glm4v_moe": "glm4moe", "gemma4": "gemma4",
-    "gemma3": "gemma3", "llama4": "llama4", "kimi_k25": "deepseek2",
+    "qwen3_5_moe": "qwen35moe", "qwen3_5": "qwen35", "qwen3_vl_moe": "qwen3vlmoe", "qwen3_vl": "qwen3vl",
+    "glm4v_moe": "glm4moe", "gemma4_e2b": "gemma4", "gemma3": "gemma3", "llama4": "llama4",
+    "kimi_k25": "deepseek2",
 }  # fmt: skip
 """Families that have projector files: architecture of their text's file."""
 _KINDS: Final = {
-    "qwen35moe": "qwen3vl_merger", "qwen3vlmoe": "qwen3vl_merger", "glm4moe": "glm4v", "gemma4": "gemma4v",
+    "qwen35moe": "qwen3vl_merger", "qwen3vlmoe": "qwen3vl_merger", "qwen35": "qwen3vl_merger",
+    "qwen3vl": "qwen3vl_merger", "glm4moe": "glm4v", "gemma4": "gemma4v",
     "gemma3": "gemma3", "llama4": "llama4", "deepseek2": "kimik25",
 }  # fmt: skip
 _SIZES: Final = {

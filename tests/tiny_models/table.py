@@ -35,8 +35,8 @@ _V3: Final = _LATENT | {
     "first_k_dense_replace": 1, "moe_layer_freq": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "n_group": 1,
     "topk_group": 1, "rope_interleave": True,
 }  # fmt: skip
-_INDEXER: Final = {"index_topk": 128, "index_n_heads": 2, "index_head_dim": 16}
-_INDEXER_NORM: Final = ("model.layers.0.self_attn.indexer.k_norm.weight", 16)
+_INDEXER: Final = {"index_topk": 12, "index_n_heads": 6, "index_head_dim": 16}
+_SHARED_INDEXER: Final = ("model.layers.1.self_attn.indexer.k_norm.weight", 16)
 _W: Final = {"separate": (BLOCK_SPARSE_MOE,), "fused": (MLP,)}
 
 
@@ -166,6 +166,27 @@ GROUPED_QUERY: Final[dict[str, TinyModel]] = {
             mtp_in_gguf=False),
         num_experts=9, top_k=4, head_dim=24, rotary_dim=12, scoring_func="sigmoid", use_routing_bias=True,
     ),
+    "minimax_m3": _of(
+        "MiniMaxM3SparseForConditionalGeneration",
+        Row("minimax_m3_vl_text", keys=_NO_BIAS | {
+                "num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size",
+                "intermediate_size": "dense_intermediate_size", "hidden_act": "",
+            },
+            stored={"separate": (r"\.experts\.\d+\.w",)},
+            renamed=(
+                ("*.mlp.gate.e_score_correction_bias", "*.block_sparse_moe.e_score_correction_bias"),
+                *((f"*.mlp.{part}.", f"*.block_sparse_moe.{part}.") for part in ("gate", "experts", "shared_experts")),
+                *((f"*.self_attn.indexer.{part}.", f"*.self_attn.index_{part}.")
+                  for part in ("q_proj", "k_proj", "q_norm", "k_norm")),
+            ),
+            outer="minimax_m3_vl",
+            prefix=("model.", "language_model.model."), means={"q_norm": 0.5, "k_norm": 0.5},
+            vision_tensor="vision_tower.vision_model.pre_layrnorm.bias"),
+        nested=True, num_experts=9, top_k=4, head_dim=24, partial_rotary_factor=0.5, shared_intermediate_size=20,
+        routed_scaling_factor=2.0, swiglu_limit=0.7, index_n_heads=2, index_head_dim=16, index_block_size=4,
+        index_topk_blocks=3, index_local_blocks=1, layer_types=[FULL, "minimax_m3_sparse", "minimax_m3_sparse"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+    ),
     "llama4": _of(
         "Llama4ForCausalLM",
         Row("llama4_text", keys={"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size",
@@ -256,6 +277,10 @@ MULTIMODAL: Final = {
         nested=True, expert_layout="fused", top_k=4, moe_intermediate_size=20, mlp_only_layers=[1],
         **_sections(4, 2, 2, mrope_interleaved=True),
     ),
+    "qwen3_vl": _of(
+        "Qwen3VLForConditionalGeneration", Row("qwen3_vl_text", keys=_DENSE, outer="qwen3_vl", gguf="qwen3vl"),
+        nested=True, **_sections(4, 2, 2, mrope_interleaved=True),
+    ),
     "glm4v_moe": _of(
         "Glm4vMoeForConditionalGeneration", Row("glm4v_moe_text", outer="glm4v_moe", keys=_ROUTED),
         nested=True, attention_bias=True, top_k=4, **_GROUPS, n_shared_experts=1, first_k_dense_replace=1,
@@ -299,6 +324,13 @@ RECURRENT: Final = {
         nested=True, expert_layout="fused", num_layers=4, layer_types=linear_layers(4, 3),
         mtp_num_hidden_layers=1, **_NEXT,
     ),
+    "qwen3_5": _of(
+        "Qwen3_5ForCausalLM",
+        Row("qwen3_5_text", keys=_DENSE, outer="qwen3_5", outer_class="Qwen3_5ForConditionalGeneration",
+            has_small_vision=False, gguf="qwen35", scores=""),
+        nested=True, num_layers=4, layer_types=linear_layers(4, 3), mtp_num_hidden_layers=1,
+        **{key: value for key, value in _NEXT.items() if key != "shared_expert_intermediate_size"},
+    ),
     "lfm2_moe": _of(
         "Lfm2MoeForCausalLM",
         Row("lfm2_moe", keys={"hidden_act": "", "rms_norm_eps": "norm_eps", **_NO_BIAS}, gguf="lfm2moe",
@@ -333,12 +365,12 @@ LATENT: Final = {
     ),
     "deepseek_v32": _of(
         "DeepseekV32ForCausalLM",
-        Row("deepseek_v32", keys=_LATENT_KEYS, gguf="deepseek32", scores="SIGMOID", left_out=_INDEXER_NORM),
+        Row("deepseek_v32", keys=_LATENT_KEYS, gguf="deepseek32", scores="SIGMOID"),
         top_k=4, **_LATENT, **_GROUPS, **_INDEXER, first_k_dense_replace=1,
     ),
     "glm_moe_dsa": _of(
         "GlmMoeDsaForCausalLM",
-        Row("glm_moe_dsa", keys=_LATENT_KEYS, gguf="glm-dsa", scores="SIGMOID", left_out=_INDEXER_NORM),
+        Row("glm_moe_dsa", keys=_LATENT_KEYS, gguf="glm-dsa", scores="SIGMOID", left_out=_SHARED_INDEXER),
         top_k=4, **_LATENT, **_INDEXER, routed_scaling_factor=2.5, norm_topk_prob=True,
         mlp_layer_types=["dense", "sparse", "sparse"], index_topk_pattern="FSF",
     ),

@@ -18,7 +18,9 @@ Projection projection_of(BlockArguments& given, const char* name, int64_t rows, 
 Norm norm_of(BlockArguments& given, const char* name, int64_t size) {
   if (!given.has(name)) return {};
   return given.part(name, [&](BlockArguments& part) {
-    return Norm{.weight = part.vector("weight", size), .eps = part.value<float>("eps")};
+    return Norm{.weight = part.vector("weight", size),
+                .eps = part.value<float>("eps"),
+                .bias = part.optional_vector("bias", size)};
   });
 }
 
@@ -46,6 +48,7 @@ Selection selection_of(BlockArguments& given) {
     Selection select;
     if (part.has("stretch")) select.stretch = part.value<kernels::Stretch>("stretch");
     if (part.has("most")) select.most = part.at_least(1, "most");
+    select.bidirectional = part.value("bidirectional", false);
     if (part.has("chooser")) select.chooser = part.value<std::shared_ptr<Chooser>>("chooser");
     if (select.chooser != nullptr && select.most == 0)
       throw part.failure("chooser is given without most; expected both or none");

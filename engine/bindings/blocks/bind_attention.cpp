@@ -9,6 +9,7 @@
 #include "fields.h"
 #include "moe/blocks.h"
 #include "ops/attention/gqa.h"
+#include "ops/attention/indexer.h"
 #include "ops/attention/mla.h"
 #include "ops/attention/parts/selection.h"
 #include "ops/recurrent/gated_delta.h"
@@ -144,6 +145,27 @@ std::shared_ptr<MlaBlock> make_mla(BlockArguments given) {
   return given.own(MlaBlock(MlaAttention(pool.kernels(), pool, std::move(parts)), layer));
 }
 
+std::shared_ptr<Indexer> make_indexer(const PoolView& pool, const py::kwargs& arguments) {
+  BlockArguments given("Indexer", pool, arguments);
+  IndexerParts parts{.num_heads = given.at_least(1, "num_heads"),
+                     .head_dim = given.at_least(1, "head_dim"),
+                     .queries = {},
+                     .of_input = given.value("of_input", false),
+                     .keys = {},
+                     .query_norm = {},
+                     .key_norm = {},
+                     .rotation = rotation_of(given),
+                     .block = given.positive_or_zero("block"),
+                     .local = given.positive_or_zero("local")};
+  const int weights = parts.block > 0 ? 0 : parts.num_heads;
+  parts.keys = projection_of(given, "keys", parts.head_dim + weights, kAny);
+  const int64_t columns = parts.of_input ? parts.keys.columns() : kAny;
+  parts.queries = projection_of(given, "queries", int64_t{parts.num_heads} * parts.head_dim, columns);
+  parts.query_norm = norm_of(given, "query_norm", parts.head_dim);
+  parts.key_norm = norm_of(given, "key_norm", parts.head_dim);
+  return given.own(Indexer(given.pool().kernels(), given.pool(), parts));
+}
+
 std::shared_ptr<GatedDeltaBlock> make_gated_delta(BlockArguments given) {
   const int layer = given.value<int>("layer");
   const TensorView conv = given.array("conv");
@@ -210,6 +232,8 @@ void bind_attention(py::module_& m) {
   }
   py::class_<Chooser, std::shared_ptr<Chooser>>(m, "Chooser",
                                                 "Chooses positions for the queries of a layer.");
+  py::class_<Indexer, Chooser, std::shared_ptr<Indexer>>(m, "Indexer", "Chooses positions by learned scores.")
+      .def(py::init(&make_indexer), py::arg("pool"));
   bind_block<GqaBlock>(m, "Gqa", "Grouped-query attention.", &make_gqa);
   bind_block<MlaBlock>(m, "Mla", "Multi-head latent attention.", &make_mla);
   bind_block<ConvolutionBlock>(m, "ShortConvolution", "A gated short convolution.", &make_convolution);

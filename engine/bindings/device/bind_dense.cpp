@@ -1,6 +1,7 @@
 #include "delta_layer.h"
 #include "dense_layer.h"
 #include "device/launch.h"
+#include "indexer_layer.h"
 #include "mla_layer.h"
 
 namespace py = pybind11;
@@ -19,6 +20,10 @@ void bind_dense(DeviceClass& device) {
              py::arg("absorbed"), py::arg("stream"));
   def_launch(device, "mla_decode", &cuda::launch_mla_decode, py::arg("decode"), py::arg("pages"),
              py::kw_only(), py::arg("workspace"), py::arg("out"), py::arg("stream"));
+  def_launch(device, "index_store", &cuda::launch_index_store, py::arg("rows"), py::arg("pages"),
+             py::kw_only(), py::arg("rotated"), py::arg("stream"));
+  def_launch(device, "index_choose", &cuda::launch_index_choose, py::arg("choice"), py::arg("pages"),
+             py::kw_only(), py::arg("scores"), py::arg("stream"));
   def_launch(device, "delta", &cuda::launch_delta, py::arg("rows"), py::arg("records"), py::kw_only(),
              py::arg("out"), py::arg("stream"));
   device

@@ -2,6 +2,7 @@
 #include "delta_layer.h"
 #include "dense_layer.h"
 #include "fields.h"
+#include "indexer_layer.h"
 #include "launches/bind_launches.h"
 #include "mla_layer.h"
 
@@ -30,10 +31,11 @@ void bind_attention_launches(py::module_& m) {
       field("sin", &QkvRows::sin), field("rotary", &QkvRows::rotary),
       field("slot_mapping", &QkvRows::slot_mapping), field("v_norm", &QkvRows::v_norm, Address{}));
   using kernels::PositionLists;
-  def_fields(py::class_<PositionLists>(m, "PositionLists",
-                                       "Ascending positions chosen for each query, i32 [queries, most]."),
-             field("positions", &PositionLists::positions), field("counts", &PositionLists::counts),
-             field("most", &PositionLists::most));
+  def_fields(
+      py::class_<PositionLists>(m, "PositionLists",
+                                "Ascending positions chosen for each query, i32 [queries, lists, most]."),
+      field("positions", &PositionLists::positions), field("counts", &PositionLists::counts),
+      field("most", &PositionLists::most), field("lists", &PositionLists::lists, 1));
   def_fields(py::class_<DecodeAttention>(m, "DecodeAttention", "One query per sequence over its pages."),
              field("q", &DecodeAttention::q), field("page_tables", &DecodeAttention::page_tables),
              field("seq_lens", &DecodeAttention::seq_lens),
@@ -61,6 +63,33 @@ void bind_attention_launches(py::module_& m) {
              field("select", &MlaDecode::select), field("chosen", &MlaDecode::chosen));
 }
 
+void bind_indexer(py::module_& m) {
+  using cuda::IndexChoice;
+  using cuda::IndexPages;
+  using cuda::IndexRows;
+  def_fields(py::class_<IndexPages>(m, "IndexPages",
+                                    "Keys of one layer's indexer: bf16 [pages, page_size, head_dim]."),
+             field("keys", &IndexPages::keys), field("page_size", &IndexPages::page_size),
+             field("head_dim", &IndexPages::head_dim));
+  def_fields(
+      py::class_<IndexRows>(m, "IndexRows", "Outputs of an indexer's projections, and their destination."),
+      field("keys", &IndexRows::keys), field("stride", &IndexRows::stride),
+      field("queries", &IndexRows::queries), field("num_tokens", &IndexRows::num_tokens),
+      field("num_heads", &IndexRows::num_heads), field("query_norm", &IndexRows::query_norm),
+      field("norm", &IndexRows::norm), field("bias", &IndexRows::bias), field("epsilon", &IndexRows::epsilon),
+      field("cos", &IndexRows::cos), field("sin", &IndexRows::sin), field("rotary", &IndexRows::rotary),
+      field("neighbours", &IndexRows::neighbours), field("slot_mapping", &IndexRows::slot_mapping));
+  def_fields(py::class_<IndexChoice>(m, "IndexChoice",
+                                     "One query per sequence and head, and the best positions for it."),
+             field("queries", &IndexChoice::queries), field("weights", &IndexChoice::weights),
+             field("stride", &IndexChoice::stride), field("page_tables", &IndexChoice::page_tables),
+             field("seq_lens", &IndexChoice::seq_lens), field("num_sequences", &IndexChoice::num_sequences),
+             field("num_heads", &IndexChoice::num_heads), field("max_pages", &IndexChoice::max_pages),
+             field("max_length", &IndexChoice::max_length), field("most", &IndexChoice::most),
+             field("block", &IndexChoice::block, 1), field("local", &IndexChoice::local, 0),
+             field("positions", &IndexChoice::positions), field("counts", &IndexChoice::counts));
+}
+
 void bind_delta(py::module_& m) {
   using cuda::DeltaRecords;
   using cuda::DeltaRows;
@@ -81,6 +110,7 @@ void bind_delta(py::module_& m) {
 
 void bind_dense_launches(py::module_& m) {
   bind_attention_launches(m);
+  bind_indexer(m);
   bind_delta(m);
 }
 

@@ -347,6 +347,10 @@ class AttentionBatch:
 
     def keep_records(self, numbers: _I32) -> None:
         """Records that receive the layers' state after each token, [T]; -1: none. For the verification of drafts."""
+
+    def see_until(self, ends: _I32) -> None:
+        """Position after the last one that each token attends to in bidirectional layers, [T]: tokens of a picture
+        attend to one another."""
     num_tokens: Final[int]
 
 def panel_rows() -> int:
@@ -498,6 +502,28 @@ class ScoreRule:
 class Chooser:
     """Chooses positions for the queries of a layer (engine/runtime/ops/attention/parts/selection.h)."""
 
+class Indexer(Chooser):
+    """Learned indexer: chooses the positions, or blocks of positions, with the largest scores."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        num_heads: int,
+        head_dim: int,
+        queries: _Part,
+        keys: _Part,
+        key_norm: _Part,
+        query_norm: _Part = None,
+        rotation: _Part = None,
+        of_input: bool = False,
+        block: int | None = None,
+        local: int | None = None,
+    ) -> None:
+        """queries: of low-rank queries, or with of_input of the block's input. keys: one key; without `block`, also a
+        weight per head, and a query has one list, else one per head, of blocks of so many positions, of which the last
+        `local` ones are always chosen."""
+
 class Gqa(Block):
     """Grouped-query attention, composed of parts."""
 
@@ -534,7 +560,8 @@ class Gqa(Block):
             scale: with a period, queries are multiplied by 1 + slope * log1p(floor((position + shift) / period));
                 elements [head_dim]: factors of the rotated queries.
             select: stretch of positions (Stretch); most: bound of the positions chosen for a query; chooser, None:
-                those that the last chooser of the step chose. None: all positions.
+                those that the last chooser of the step chose; bidirectional: tokens of a picture attend to one another.
+                None: all positions.
             gate: activation (sigmoid, softplus, silu) by which a head's output is multiplied; interleaved: each head's
                 gate follows its query; else rows: 1 or value_dim rows per head after all values."""
 
@@ -665,6 +692,7 @@ class SharedExperts(Block):
         up: PackedMatrix,
         down: PackedMatrix,
         shared_gate: _F32 | None = None,
+        activation: str = "silu",
         limit: float = 0.0,
     ) -> None: ...
 

@@ -196,9 +196,9 @@ class QkvRows:
     ) -> None: ...
 
 class PositionLists:
-    """Ascending positions chosen for each query, i32 [queries, most]."""
+    """Ascending positions chosen for each query, i32 [queries, lists, most]."""
 
-    def __init__(self, *, positions: _Address, counts: _Address, most: int) -> None: ...
+    def __init__(self, *, positions: _Address, counts: _Address, most: int, lists: int = 1) -> None: ...
 
 class DecodeAttention:
     """One query per sequence over its pages."""
@@ -260,6 +260,55 @@ class MlaDecode:
         rule: _core.ScoreRule,
         select: _core.Stretch,
         chosen: PositionLists,
+    ) -> None: ...
+
+class IndexPages:
+    """Keys of one layer's indexer: bf16 [pages, page_size, head_dim]."""
+
+    def __init__(self, *, keys: _Address, page_size: int, head_dim: int) -> None: ...
+
+class IndexRows:
+    """Outputs of an indexer's projections, and their destination."""
+
+    def __init__(
+        self,
+        *,
+        keys: _Address,
+        stride: int,
+        queries: _Address,
+        num_tokens: int,
+        num_heads: int,
+        query_norm: _Address,
+        norm: _Address,
+        bias: _Address,
+        epsilon: float,
+        cos: _Address,
+        sin: _Address,
+        rotary: int,
+        neighbours: bool,
+        slot_mapping: _Address,
+    ) -> None: ...
+
+class IndexChoice:
+    """One query per sequence and head, and the best positions for it."""
+
+    def __init__(
+        self,
+        *,
+        queries: _Address,
+        weights: _Address,
+        stride: int,
+        page_tables: _Address,
+        seq_lens: _Address,
+        num_sequences: int,
+        num_heads: int,
+        max_pages: int,
+        max_length: int,
+        most: int,
+        block: int = 1,
+        local: int = 0,
+        positions: _Address,
+        counts: _Address,
     ) -> None: ...
 
 class DeltaRecords:

@@ -151,6 +151,10 @@ class Gqa(ComposedBlock):
         return self.layer if self.project.kv_layer is None else self.project.kv_layer
 
     @property
+    def bidirectional_pictures(self) -> bool:
+        return self.select.bidirectional
+
+    @property
     def device_page_elements(self) -> int:
         chooser = sum(planes * elements for planes, elements in self.select.planes)
         return self._device_row_elements + chooser if self.own_kv else 0
@@ -163,7 +167,8 @@ class Gqa(ComposedBlock):
     @property
     def device_elements_per_token(self) -> int:
         gates = 2 * (self.gate is not None)
-        return ((1 + gates) * self.num_heads + 2 * self.num_kv_heads) * self.device_head_dim
+        heads = ((1 + gates) * self.num_heads + 2 * self.num_kv_heads) * self.device_head_dim
+        return heads + self.select.device_elements_per_token
 
     def device_bytes(self, weights: BlockWeights) -> int:
         """Device bytes; biases are bf16 there, and norms have weights."""
@@ -176,8 +181,11 @@ class Gqa(ComposedBlock):
         base = super().cost(weights, tokens, context_len)
         seen = [self.select.num_before(context_len + token) for token in range(tokens)]
         read, pairs = min(context_len, seen[0] if seen else 0), sum(seen)
-        each = self._per_position
-        return Cost(base.num_bytes + read * each.num_bytes, base.flops + pairs * each.flops)
+        each, scan = self._per_position, self.select.scan(tokens, context_len)
+        return Cost(
+            base.num_bytes + read * each.num_bytes + scan.num_bytes,
+            base.flops + pairs * each.flops + scan.flops,
+        )
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, attention"

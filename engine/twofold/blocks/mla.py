@@ -122,12 +122,17 @@ class Mla(ComposedBlock):
         return Cost(2 * self.cached, 2.0 * self.num_heads * (self.cached + self.kv_lora_rank))
 
     @property
+    def bidirectional_pictures(self) -> bool:
+        return self.select.bidirectional
+
+    @property
     def state(self) -> tuple[Pages, ...]:
         return Pages(1, self.cached), *(Pages(*plane) for plane in self.select.planes)
 
     @property
     def device_elements_per_token(self) -> int:
-        return self.num_heads * (self.qk_head_dim + 2 * self.cached)
+        heads = self.num_heads * (self.qk_head_dim + 2 * self.cached)
+        return heads + self.select.device_elements_per_token
 
     def host_bytes(self, weights: BlockWeights) -> int:
         if "kv_b" not in weights:
@@ -147,8 +152,11 @@ class Mla(ComposedBlock):
         base = super().cost(weights, tokens, context_len)
         seen = [self.select.num_before(context_len + token) for token in range(tokens)]
         read, pairs = min(context_len, seen[0] if seen else 0), sum(seen) + tokens
-        each = self._per_position
-        return Cost(base.num_bytes + read * each.num_bytes, base.flops + pairs * each.flops)
+        each, scan = self._per_position, self.select.scan(tokens, context_len)
+        return Cost(
+            base.num_bytes + read * each.num_bytes + scan.num_bytes,
+            base.flops + pairs * each.flops + scan.flops,
+        )
 
     @property
     def project(self) -> Linear:
@@ -373,9 +381,9 @@ class MlaOnDevice:
             length = int(batch.seq_lens[s]) if s < num_decode else batch.host_seq_lens[s]
             used = batch.page_tables[s, : -(-length // kept.shape[1])].long()
             latents = kept[used].flatten(0, 1)[:length].to(absorbed.dtype)[:, None]
-            seen = shape.select.seen(batch.positions[rows], length)
+            seen = shape.select.seen(batch.positions[rows], length, batch.ends_of(rows))
             if chosen is not None:
-                seen &= chosen.of(rows).seen(length)
+                seen = chosen.of(rows).within(seen, shape.num_heads)
             values = latents[..., : shape.kv_lora_rank]
             out[rows] = shape.scores.attended(absorbed[rows], latents, values, seen)
         return out

@@ -1,4 +1,4 @@
-"""Shared experts: one SiLU-gated feed-forward layer for every token, on the router's normed input."""
+"""Shared experts: one gated feed-forward layer for every token, on the router's normed input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn
 from twofold.blocks.experts import halves
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
-from twofold.weights.weight_format import packed_bytes
+from twofold.weights.weight_format import Activation, packed_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,8 @@ class SharedExperts(Block):
     module: str = "mlp.shared_experts"
     gated: bool = False
     """Whether their output is multiplied by the sigmoid of one dot product with the token's row."""
+    activation: Activation = "silu"
+    """Activation function of the gate."""
     limit: float = 0.0
     """Bound of gate and up (kernels/include/twofold/expert.h); 0: none."""
     fused: tuple[str, str] | None = None
@@ -81,12 +83,19 @@ class SharedExperts(Block):
         gate, up, down = packed(0, "gate"), packed(1, "up"), weights.packed(pool, where, "down")
         gate_of_tokens = ops.dequantise(pool, weights.checked(pool, "shared_gate"))[0] if self.gated else None
         return ops.SharedExperts(
-            pool, gate=gate, up=up, down=down, shared_gate=gate_of_tokens, limit=self.limit
+            pool,
+            gate=gate,
+            up=up,
+            down=down,
+            shared_gate=gate_of_tokens,
+            activation=self.activation,
+            limit=self.limit,
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
         return SharedExpertsOnDevice(
-            GatedFfn.of(weights, limit=self.limit), weights.exact("shared_gate") if self.gated else None
+            GatedFfn.of(weights, self.activation, self.limit),
+            weights.exact("shared_gate") if self.gated else None,
         )
 
 

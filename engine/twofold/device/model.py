@@ -56,6 +56,7 @@ class TorchWeights:
         """matrices: note there of which matrices each tensor is, and the number of its device, home."""
         self.source, self._pool, self._device, self._home = source, pool, device, home
         self._matrices = DeviceMatrices() if matrices is None else matrices
+        self._vectors: dict[str, Tensor] = {}
 
     def matrix(self, *parts: str) -> Tensor:
         whole = torch.cat([self._copied(part, self.source.matrix(part)) for part in parts])
@@ -88,7 +89,11 @@ class TorchWeights:
         return self.norm(part) if part in self.source else None
 
     def norm(self, part: str = "norm") -> Tensor:
-        return torch.from_numpy(np.array(self.source.vector(part), np.float32)).to(self._device)
+        """See `DeviceWeights.norm`; one tensor for all operators of the block that read it."""
+        if part not in self._vectors:
+            values = np.array(self.source.vector(part), np.float32)
+            self._vectors[part] = torch.from_numpy(values).to(self._device)
+        return self._vectors[part]
 
     def bias(self, *parts: str) -> Tensor | None:
         if parts[0] not in self.source:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.block import Block
 from twofold.blocks.experts import RoutedExperts
 from twofold.models.gguf_config import GgufMetadata, Score
@@ -117,9 +118,8 @@ class Decoder:
     """RoPE base of layers with a window if `rope_parameters` has no section for them; None: that of the others."""
     thetas: str = ""
     """Key of the layers' RoPE bases, 0 of a layer without rotation; "": all have one base."""
-    indexer: bool = False
-    """Whether attention to more than `index_topk` positions needs an indexer, which is left out: the context ends
-    there."""
+    indexer: Rotation | None = None
+    """Rotation of latent attention's indexer; None: it has none."""
 
     post_norms: tuple[tuple[str, str] | None, tuple[str, str] | None] = (None, None)
     """(name, GGUF name) of the norm of attention's output, and of the feed-forward part's."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.attention.scores import Scores
-from twofold.blocks.attention.selection import Window
+from twofold.blocks.attention.selection import Chosen, Window
 from twofold.blocks.block import Block, changed
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
@@ -23,6 +23,7 @@ from twofold.models import config_json
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.decoder import FULL, SLIDING, Axes, Decoder
 from twofold.models.defaults import defaults_of
+from twofold.models.indexers import chosen_by_indexer, shared_layers
 from twofold.models.keys import FromConfig, Settings
 from twofold.models.nested_config import text_fields, without_images
 from twofold.weights.json_file import Fields
@@ -58,7 +59,7 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
         config,
         further_rotations=tuple(further),
         renamed=decoder.renamed,
-        left_out=decoder.left_out,
+        left_out=(*decoder.left_out, *layers.left_out),
         embedding=replace(config.embedding, scale=layers.embedding_scale),
         head=replace(
             config.head,
@@ -69,7 +70,7 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
     )
     if decoder.text is not None:
         config = _of_text(decoder, config)
-    if decoder.indexer:
+    if decoder.indexer is not None and layers.chosen is None:
         config = _without_indexer(config, layers.settings.integer("index_topk"))
     count = fields.optional_integer("num_nextn_predict_layers") or 0
     if (mtp := decoder.mtp) is None:
@@ -113,14 +114,10 @@ def _of_text(decoder: Decoder, config: ModelConfig) -> ModelConfig:
 def _without_indexer(config: ModelConfig, limit: int) -> ModelConfig:
     """The model without its indexer, with a context of `limit` positions."""
     why = (
-        f"the context ends at {limit} positions: beyond index_topk the model attends to chosen positions only, which "
-        "is not supported"
+        f"the context ends at {limit} positions: beyond index_topk the model attends to positions that an indexer "
+        "chooses, and the file has none"
     )
-    names = ("model.layers.*.self_attn.indexer.*", "blk.*.indexer.*")
-    indexer = (("sparse attention's indexer", name) for name in names)
-    return replace(
-        config, left_out=(*config.left_out, *indexer), context_limit=limit, context_limit_reason=why
-    )
+    return replace(config, context_limit=limit, context_limit_reason=why)
 
 
 class _Layers:
@@ -134,6 +131,8 @@ class _Layers:
         self.residual = fields.number("residual_multiplier", minimum=1e-6) if decoder.multipliers else 1.0
         self.attention: Callable[[int], Gqa | Mla]
         self.rotations: Rotations
+        self.chosen: Chosen | None = None
+        self.left_out: tuple[tuple[str, str], ...] = ()
         self.attention, self.rotations = self._latent() if decoder.latent else self._grouped_query()
         self.mixed: set[int] = set()
         if (mixer := decoder.mixer) is not None:
@@ -161,9 +160,12 @@ class _Layers:
 
     @property
     def predicting(self) -> tuple[Block, ...]:
-        """Blocks of the layer that predicts the token after the next one."""
+        """Blocks of the layer that predicts the token after the next one; it chooses positions itself."""
         feed_forward = (self.dense,) if self._mtp_is_dense or not self.mixture else self.mixture
-        return (*self._normed((self.attention(self.num_layers - 1),), 0), *self._normed(feed_forward, 1))
+        attention = self.attention(self.num_layers - 1)
+        if self.chosen is not None:
+            attention = replace(attention, select=self.chosen)
+        return (*self._normed((attention,), 0), *self._normed(feed_forward, 1))
 
     @property
     def embedding_scale(self) -> float:
@@ -223,7 +225,16 @@ class _Layers:
             bias=fields.boolean("attention_bias", False),
         )
         attention = changed(attention, self._config_values(self.decoder.attention))
-        return lambda n: self.decoder.of_layer(self.settings, n, attention), [(rope, rope_dim)]
+        if self.decoder.indexer is None:
+            return lambda n: self.decoder.of_layer(self.settings, n, attention), [(rope, rope_dim)]
+        self.chosen = chosen = chosen_by_indexer(self.settings, attention, self.decoder.indexer)
+        if chosen is None:
+            return lambda n: attention, [(rope, rope_dim)]
+        shared = shared_layers(self.settings)
+        unused = "the indexer of a layer that shares an earlier one's positions"
+        self.left_out = tuple((unused, f"model.layers.{n}.self_attn.indexer.*") for n in sorted(shared))
+        full, reading = replace(attention, select=chosen), replace(attention, select=Chosen(chosen.most))
+        return lambda n: reading if n in shared else full, [(rope, rope_dim)]
 
     def _grouped_query(self) -> tuple[Callable[[int], Gqa], Rotations]:
         """Attention of each layer, and the rotations that it refers to."""
@@ -250,7 +261,7 @@ class _Layers:
             raise fields.error("sliding_window", None, "an integer, because some layers have such a window")
         sliding = changed(full, decoder.windowed)
         if window is not None:
-            sliding = replace(sliding, select=Window(window))
+            sliding = replace(sliding, select=Window(window, bidirectional=sliding.select.bidirectional))
         own = self._rotation(SLIDING, sliding) if windows else rotations[0]
         if own != rotations[0] and sliding.rotation is not None:
             rotations.append(own)
@@ -319,7 +330,7 @@ class _Layers:
         router = replace(router, **self._config_values(decoder.router or {}))
         width = settings.integer("shared_expert_intermediate_size")
         width = width or (settings.optional("num_shared_experts") or 0) * inner
-        shared = (SharedExperts(0, hidden, width, **decoder.shared),) if width else ()
+        shared = (SharedExperts(0, hidden, width, **self._config_values(decoder.shared)),) if width else ()
         routed = decoder.kind_of_experts(0, hidden, router.num_experts, router.top_k, inner)
         return (router, *shared, replace(routed, **self._config_values(decoder.experts)))
 

@@ -51,7 +51,8 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "max_position_embeddings": 163_840, "n_group": 8, "topk_group": 4, "num_shared_experts": 1,
         "routed_scaling_factor": 2.5, "q_lora_rank": 1536, "moe_intermediate_size": 2048, "num_experts": 256,
         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
-        "num_experts_per_tok": 8, "norm_topk_prob": True, "index_topk": 2048, "mlp_layer_types": None,
+        "num_experts_per_tok": 8, "norm_topk_prob": True, "index_topk": 2048, "index_n_heads": 64,
+        "index_head_dim": 128, "mlp_layer_types": None,
     },
     "dots1": {
         "vocab_size": 152_064, "hidden_size": 4608, "num_hidden_layers": 62, "num_attention_heads": 32,
@@ -142,7 +143,8 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "first_k_dense_replace": 3, "max_position_embeddings": 202_752, "num_shared_experts": 1,
         "routed_scaling_factor": 2.5, "q_lora_rank": 2048, "moe_intermediate_size": 2048, "num_experts": 256,
         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 256, "qk_nope_head_dim": 192, "n_group": 1,
-        "topk_group": 1, "num_experts_per_tok": 8, "norm_topk_prob": True, "index_topk": 2048, "mlp_layer_types": None,
+        "topk_group": 1, "num_experts_per_tok": 8, "norm_topk_prob": True, "index_topk": 2048, "index_n_heads": 32,
+        "index_head_dim": 128, "mlp_layer_types": None, "indexer_types": None,
     },
     "gpt_oss": {
         "vocab_size": 201_088, "hidden_size": 2880, "num_hidden_layers": 36, "num_attention_heads": 64,
@@ -245,6 +247,14 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "max_position_embeddings": 196_608, "rope_theta": 5_000_000.0, "num_experts": 256,
         "num_experts_per_tok": 8,
     },
+    "minimax_m3_vl_text": {
+        "vocab_size": 200_064, "hidden_size": 6144, "num_hidden_layers": 60, "num_attention_heads": 64,
+        "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 3072, "dense_intermediate_size": 12_288,
+        "shared_expert_intermediate_size": 3072, "max_position_embeddings": 524_288, "rope_theta": 5_000_000.0,
+        "num_experts": 128, "num_experts_per_tok": 4, "routed_scaling_factor": 2.0,
+        "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "mlp_layer_types": None, "index_n_heads": 4, "index_head_dim": 128,
+        "index_block_size": 128, "index_topk_blocks": 16, "index_local_blocks": 1,
+    },
     "mistral": {
         "vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "intermediate_size": 14_336, "max_position_embeddings": 131_072,
@@ -298,6 +308,12 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "shared_expert_intermediate_size": 512, "norm_topk_prob": True, "moe_intermediate_size": 512,
         "num_experts_per_tok": 8, "num_experts": 256,
     },
+    "qwen3_5_text": {
+        "vocab_size": 248_320, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 12_288, "max_position_embeddings": 32_768,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+    },
     "qwen3_moe": {
         "vocab_size": 151_936, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32,
         "num_key_value_heads": 4, "intermediate_size": 6144, "max_position_embeddings": 32_768,
@@ -318,6 +334,11 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "rope_theta": 1_000_000.0, "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
         "moe_intermediate_size": 768, "sliding_window": None, "decoder_sparse_step": 1, "mlp_only_layers": [],
         "layer_types": None,
+    },
+    "qwen3_vl_text": {
+        "vocab_size": 151_936, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "head_dim": 128, "intermediate_size": 22_016, "max_position_embeddings": 128_000,
+        "rope_theta": 500_000.0, "tie_word_embeddings": True,
     },
     "qwen3_vl_moe_text": {
         "vocab_size": 151_936, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,

@@ -80,6 +80,8 @@ KEYS: Final = {
     "num_nextn_predict_layers": Key(0, ("num_mtp_layers", "num_mtp_modules"), minimum=0),
     "qk_rope_head_dim": Key(also=("head_dim",)),
     "index_topk": Key(2048, (), "attention.indexer.top_k"),
+    "index_n_heads": Key(64, (), "attention.indexer.head_count", minimum=0),
+    "index_head_dim": Key(128, (), "attention.indexer.key_length"),
 }
 ALSO: Final = {name: key.also for name, key in KEYS.items() if key.also}
 """Further names of keys in config.json."""

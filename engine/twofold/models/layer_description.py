@@ -22,10 +22,16 @@ _NEEDED: Final[Mapping[str, Mapping[str, Any]]] = {
     "granitemoe_swa": {"num_hidden_layers": 32},
     "lfm2_moe": {"layer_types": ["full_attention" if n % 4 == 2 else "conv" for n in range(32)]},
     "gemma3_vision": {"text_config": {"num_hidden_layers": 26}},
+    "qwen3_vl": {"text_config": {"num_hidden_layers": 32}},
     "qwen3_vl_moe": {"text_config": {"head_dim": 128}},
     "glm4v_moe": {"text_config": {"head_dim": 128}},
     "qwen3_omni_moe": {"thinker_config": {"text_config": {"head_dim": 128}}},
     "ernie4_5_vl_moe": {"text_config": {"use_bias": False}},
+    "minimax_m3": {
+        "text_config": {
+            "layer_types": ["full_attention" if n < 3 else "minimax_m3_sparse" for n in range(60)]
+        }
+    },
     "kimi_k25": {"text_config": {"model_type": "deepseek_v3"}},
     "step3p7": {"text_config": {"model_type": "step3p5"}},
 }

@@ -15,34 +15,13 @@ import torch
 from torch import Tensor
 
 from twofold.api.errors import ModelLoadError
-from twofold.api.projector_names import preferred_projector
 from twofold.text.tokenizer import Tokenizer
 from twofold.vision.encoder import vision_class
 from twofold.vision.projector_families import FAMILIES
 from twofold.vision.projector_family import ProjectorFamily, sources_of
 from twofold.vision.projector_file import ProjectorFile
-from twofold.weights.gguf_file import GgufFile, is_gguf
+from twofold.weights.gguf_file import GgufFile
 from twofold.weights.json_file import read_json_object
-
-
-def find_projector(model: Path) -> Path | None:
-    """The projector beside a GGUF file; of several, BF16 is preferred to F32, F16, Q8_0 and other types, in this order.
-
-    A hub's cache may have the model in a folder of its own, and the projector at the top of the repository.
-
-    None: there is none, or the model is no GGUF file.
-    """
-    if not is_gguf(model):
-        return None
-    above = model.parent.parent
-    for folder in (model.parent, *([above] if above.parent.name == "snapshots" else [])):
-        try:
-            found = preferred_projector(path.name for path in folder.iterdir() if path.is_file())
-        except OSError:
-            continue
-        if found is not None:
-            return folder / found
-    return None
 
 
 def projector_checkpoint(projector: Path, model: Path, folder: Path) -> dict[str, Tensor]:

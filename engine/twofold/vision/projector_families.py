@@ -173,7 +173,9 @@ def _gemma4_pictures(file: ProjectorFile, vision: Settings) -> Settings:
 
 FAMILIES: Final[Mapping[str, ProjectorFamily]] = {
     "qwen3vl_merger": ProjectorFamily(
-        {"qwen3vlmoe": "qwen3_vl_moe", "qwen35moe": "qwen3_5_moe"},
+        {
+            "qwen3vlmoe": "qwen3_vl_moe", "qwen3vl": "qwen3_vl", "qwen35moe": "qwen3_5_moe", "qwen35": "qwen3_5",
+        },
         _qwen3_vl,
         "Qwen3VLProcessor",
         "Qwen2VLImageProcessor",

@@ -87,6 +87,13 @@ void multiply(const float* x, float* y, int n) {
   for (int i = 0; i < n; ++i) y[i] *= x[i];
 }
 
+void relu_sum(const float* x, int64_t ldx, const float* w, float* out, int M, int n) {
+  for (int i = 0; i < n; ++i) out[i] = 0;
+  for (int m = 0; m < M; ++m) {
+    for (int i = 0; i < n; ++i) out[i] += w[m] * (x[m * ldx + i] > 0 ? x[m * ldx + i] : 0.0f);
+  }
+}
+
 void bf16_to_f32(const uint16_t* x, float* y, int64_t n) { widen_all<uint16_t>(x, y, n); }
 
 void f32_to_bf16(const float* x, uint16_t* y, int64_t n) {
@@ -140,6 +147,7 @@ constexpr KernelTable kPart = {
     .softmax_exp = softmax_exp,
     .axpy = axpy,
     .multiply = multiply,
+    .relu_sum = relu_sum,
     .bf16_to_f32 = bf16_to_f32,
     .f32_to_bf16 = f32_to_bf16,
     .f32_to_i8 = f32_to_i8,

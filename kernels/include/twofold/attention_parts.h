@@ -35,9 +35,11 @@ struct Stretch {
 
 // Positions chosen one by one for each query, all up to its own; a query attends to those of them that its stretch has.
 struct PositionLists {
-  const int32_t* positions = nullptr;  // [queries][most], ascending; null: all positions of the stretch
-  const int32_t* counts = nullptr;     // [queries] positions of each list
+  const int32_t* positions =
+      nullptr;                      // [queries][lists][most], ascending; null: all positions of the stretch
+  const int32_t* counts = nullptr;  // [queries][lists] positions of each list
   int most = 0;
+  int lists = 1;  // lists per query, each for as many adjacent heads
 
   // Number of the first entry of an ascending list that is not before `position`.
   TWOFOLD_HD static constexpr int entry_from(const int32_t* list, int count, int position) {

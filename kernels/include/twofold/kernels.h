@@ -99,6 +99,9 @@ struct KernelTable {
   // y = y * x.
   void (*multiply)(const float* x, float* y, int n) = nullptr;
 
+  // out[i] = sum over m of w[m] * max(x[m, i], 0), m ascending: a learned indexer's scores of n positions.
+  void (*relu_sum)(const float* x, int64_t ldx, const float* w, float* out, int M, int n) = nullptr;
+
   // Widening and rounding (to nearest even; a NaN stays a NaN) between the two element types.
   void (*bf16_to_f32)(const uint16_t* x, float* y, int64_t n) = nullptr;
   void (*f32_to_bf16)(const float* x, uint16_t* y, int64_t n) = nullptr;

@@ -116,6 +116,16 @@ void axpy(float alpha, const py::array& x, const py::array& y, const std::string
                           to_int(view.shape[0]));
 }
 
+py::array_t<float> relu_sum(const py::array& x, const py::array& w, const std::string& level) {
+  const TensorView view = view_of(x);
+  const float* rows = expect_f32(view, "kernels.relu_sum: x", {kAny, kAny});
+  py::array_t<float> out(view.shape[1]);
+  level_named(level).relu_sum(rows, view.shape[1],
+                              expect_f32(view_of(w), "kernels.relu_sum: w", {view.shape[0]}),
+                              out.mutable_data(), to_int(view.shape[0]), to_int(view.shape[1]));
+  return out;
+}
+
 py::array_t<uint16_t> f32_to_bf16(const py::array& x, const std::string& level) {
   const TensorView view = view_of(x);
   const float* row = expect_f32(view, "kernels.f32_to_bf16: x", {kAny});
@@ -203,6 +213,7 @@ void bind_kernels(py::module_& m) {
         py::arg("level"));
   m.def("rope", &rope, py::arg("v"), py::arg("cosine"), py::arg("sine"), py::kw_only(), py::arg("level"));
   m.def("softmax_exp", &softmax_exp, py::arg("s"), py::arg("scale"), py::kw_only(), py::arg("level"));
+  m.def("relu_sum", &relu_sum, py::arg("x"), py::arg("w"), py::kw_only(), py::arg("level"));
   m.def("axpy", &axpy, py::arg("alpha"), py::arg("x"), py::arg("y"), py::kw_only(), py::arg("level"));
   m.def("f32_to_bf16", &f32_to_bf16, py::arg("x"), py::kw_only(), py::arg("level"));
   m.def("bf16_to_f32", &bf16_to_f32, py::arg("x"), py::kw_only(), py::arg("level"));

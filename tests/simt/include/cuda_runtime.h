@@ -78,6 +78,7 @@ __forceinline__ float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 __forceinline__ float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 __forceinline__ float __fmul_rn(float a, float b) { return a * b; }
 __forceinline__ float __fdiv_rn(float a, float b) { return a / b; }
+__forceinline__ int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 __forceinline__ int __float2int_rn(float x) { return int(__builtin_nearbyintf(x)); }
 __forceinline__ float __uint_as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 __forceinline__ uint32_t __float_as_uint(float value) { return __builtin_bit_cast(uint32_t, value); }

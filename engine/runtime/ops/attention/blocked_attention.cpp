@@ -48,7 +48,7 @@ struct BlockedAttention::Partial {
 struct BlockedAttention::Rows {
   const AttentionBatch& batch;
   const AttentionTile& tile;
-  int page_size, heads, num;  // rows: of heads and of all
+  int part, page_size, heads, num;  // rows: of heads and of all
   const StatePlane &keys, &values;
   const int32_t* list;  // positions of the one token; null: all positions
   const float* queries;
@@ -75,23 +75,24 @@ struct BlockedAttention::Task {
   int split;  // the split that these blocks' partial results belong to; -1: the task has all blocks
 };
 
-const int32_t* BlockedAttention::list_of(const AttentionBatch& batch, int token) const {
+const int32_t* BlockedAttention::list_of(const AttentionBatch& batch, int token, int part) const {
   if (select_.most == 0) return nullptr;
-  const std::span<const int32_t> chosen = batch.chosen().of(token);
+  const std::span<const int32_t> chosen = batch.chosen.of(token, part);
   return static_cast<int>(chosen.size()) > batch.position(token) ? nullptr : chosen.data();
 }
 
-BlockedAttention::Extent BlockedAttention::extent(const AttentionBatch& batch, int token) const {
+BlockedAttention::Extent BlockedAttention::extent(const AttentionBatch& batch, int token, int part) const {
   const int position = batch.position(token), first = select_.stretch.first(position);
-  const int32_t* list = list_of(batch, token);
-  if (list == nullptr) return {first, position + 1};
-  const int count = static_cast<int>(batch.chosen().of(token).size());
+  const int32_t* list = list_of(batch, token, part);
+  if (list == nullptr) return {first, batch.end(token, select_.bidirectional)};
+  const int count = static_cast<int>(batch.chosen.of(token, part).size());
   return {kernels::PositionLists::entry_from(list, count, first), count};
 }
 
-BlockedAttention::Extent BlockedAttention::extent(const AttentionBatch& batch,
-                                                  const AttentionTile& tile) const {
-  return {extent(batch, tile.first_token).first, extent(batch, tile.first_token + tile.num_tokens - 1).end};
+BlockedAttention::Extent BlockedAttention::extent(const AttentionBatch& batch, const AttentionTile& tile,
+                                                  int part) const {
+  return {extent(batch, tile.first_token, part).first,
+          extent(batch, tile.first_token + tile.num_tokens - 1, part).end};
 }
 
 // The tiles, with tokens that have lists in tiles of their own.
@@ -101,7 +102,7 @@ std::vector<AttentionTile> BlockedAttention::split_by_lists(const AttentionBatch
   for (const AttentionTile& tile : tiles) {
     bool joins = false;
     for (int token = tile.first_token; token < tile.first_token + tile.num_tokens; ++token) {
-      const bool listed = list_of(batch, token) != nullptr;
+      const bool listed = list_of(batch, token, 0) != nullptr;
       if (joins && !listed)
         ++split.back().num_tokens;
       else
@@ -123,7 +124,7 @@ void BlockedAttention::run(const AttentionSource& source, const AttentionBatch& 
   std::vector<double> work_of(tiles.size());
   for (int part = 0; part < parts; ++part) most_heads = std::max(most_heads, source.heads(part));
   for (size_t i = 0; i < tiles.size(); ++i) {
-    const Extent all = extent(batch, tiles[i]);
+    const Extent all = extent(batch, tiles[i], 0);
     most_tokens = std::max(most_tokens, tiles[i].num_tokens);
     work += work_of[i] = static_cast<double>(tiles[i].num_tokens) * (all.end - all.first);
   }
@@ -145,11 +146,12 @@ void BlockedAttention::run(const AttentionSource& source, const AttentionBatch& 
   std::vector<Task> whole;
   for (size_t i = tiles.size();
        i-- > 0;) {  // high positions cost most: first, so that the last tasks are small
-    const Extent all = extent(batch, tiles[i]);
-    const int begin = all.first / kBlockPositions, end = (all.end - 1) / kBlockPositions + 1;
-    const bool cut = !alone && end - begin > 1 && work_of[i] * kTasksPerThread * pool_.num_threads() > work &&
-                     (partials + int64_t{end - begin} * parts) * partial <= kPartialFloats;
     for (int part = 0; part < parts; ++part) {
+      const Extent all = extent(batch, tiles[i], part);
+      const int begin = all.first / kBlockPositions, end = (all.end - 1) / kBlockPositions + 1;
+      const bool cut = !alone && end - begin > 1 &&
+                       work_of[i] * kTasksPerThread * pool_.num_threads() > work &&
+                       (partials + end - begin) * partial <= kPartialFloats;
       const int tile = static_cast<int>(i);
       if (!cut) {
         whole.push_back({tile, part, begin, end, -1});
@@ -183,12 +185,13 @@ void BlockedAttention::run(const AttentionSource& source, const AttentionBatch& 
     float* memory = scratch + thread * own;
     Rows rows{batch,
               tile,
+              task.part,
               page_size,
               heads,
               num,
               source.keys(task.part),
               source.values(task.part),
-              list_of(batch, tile.first_token),
+              list_of(batch, tile.first_token, task.part),
               {},
               {},
               {},
@@ -204,7 +207,7 @@ void BlockedAttention::run(const AttentionSource& source, const AttentionBatch& 
       return finish(rows, all, source, tile, task.part);
     }
     const Split& split = splits[static_cast<size_t>(task.split)];
-    const int first = extent(batch, tile).first / kBlockPositions;
+    const int first = extent(batch, tile, task.part).first / kBlockPositions;
     add_block(rows, task.first_block, of_block(split, task.first_block - first));
     if (!missing[static_cast<size_t>(task.split)].done()) return;
     for (int block = 1; block < split.num_blocks; ++block) merge(rows, of_block(split, block), split.first);
@@ -219,7 +222,7 @@ void BlockedAttention::run(const AttentionSource& source, const AttentionBatch& 
 
 void BlockedAttention::add_block(const Rows& rows, int block, const Partial& to) const {
   const int start = block * kBlockPositions;  // scores and weights are numbered from here
-  const Extent all = extent(rows.batch, rows.tile);
+  const Extent all = extent(rows.batch, rows.tile, rows.part);
   const int first = std::max(0, all.first - start), end = std::min(kBlockPositions, all.end - start);
   if (first >= end) {  // no entry of a list is in its stretch
     std::fill(to.sums, to.sums + int64_t{rows.num} * rows.values.width, 0.0f);
@@ -236,7 +239,7 @@ void BlockedAttention::add_block(const Rows& rows, int block, const Partial& to)
     float* scores = rows.scores + int64_t{row} * kBlockPositions;
     // Each token's own part of the block; positions beyond it, used by other tokens of the tile, have weight
     // zero.
-    if (row % rows.heads == 0) own = extent(rows.batch, rows.tile.first_token + row / rows.heads);
+    if (row % rows.heads == 0) own = extent(rows.batch, rows.tile.first_token + row / rows.heads, rows.part);
     const int from = std::clamp(own.first - start, first, end);
     const int until = std::clamp(own.end - start, from, end);
     kernels::SoftmaxSum sum{kNothing, 0.0f};

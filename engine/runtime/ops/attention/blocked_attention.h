@@ -56,10 +56,10 @@ class BlockedAttention {
   struct Extent {
     int first, end;
   };
-  // The token's list; null: it attends to all positions of its stretch.
-  const int32_t* list_of(const AttentionBatch& batch, int token) const;
-  Extent extent(const AttentionBatch& batch, int token) const;
-  Extent extent(const AttentionBatch& batch, const AttentionTile& tile) const;
+  // The token's list for a part's heads; null: they attend to all positions of its stretch.
+  const int32_t* list_of(const AttentionBatch& batch, int token, int part) const;
+  Extent extent(const AttentionBatch& batch, int token, int part) const;
+  Extent extent(const AttentionBatch& batch, const AttentionTile& tile, int part) const;
   std::vector<AttentionTile> split_by_lists(const AttentionBatch& batch,
                                             std::span<const AttentionTile> tiles) const;
   void add_block(const Rows& rows, int block, const Partial& to) const;

@@ -123,6 +123,7 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
   parts_.project.run(table_, pool_, hidden, hidden_size(), T, a);
   timer.next(Work::kKeysValues);
   store_latents(a, batch, plane, cache.page_size());
+  timer.next(Work::kAttention);
   parts_.select.prepare({hidden, a, parts_.project.rows()}, batch, cache, layer);
 
   const Tiling tiling = this->tiling(batch);

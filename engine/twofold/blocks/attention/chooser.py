@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, Protocol
 
 from twofold.blocks import ops
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.layer_names import LayerNames
 from twofold.blocks.block_weights import BlockWeights
-from twofold.blocks.device_step import DeviceState, DeviceStep, DeviceWeights
+from twofold.blocks.device_step import DeviceBatch, DeviceState, DeviceStep, DeviceWeights
 from twofold.weights.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+SCORES_AT_ONCE: Final = 1 << 22
+"""Scores of positions, by rows and positions, that a device sorts together for a prompt."""
 
 
 class ChooserOnDevice(Protocol):
@@ -44,8 +47,48 @@ class Chooser(ABC):
         """State per token: (planes, elements of each), kept after the layer's keys and values."""
         return ()
 
+    @property
+    def flops_per_position(self) -> float:
+        """Operations of one query and each position that it may choose."""
+        return 0.0
+
+    @property
+    def device_elements_per_token(self) -> int:
+        """Activation values per token that are alive at once on a device."""
+        return 0
+
     @abstractmethod
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.Chooser: ...
 
     @abstractmethod
     def device(self, weights: DeviceWeights) -> ChooserOnDevice: ...
+
+
+def chosen_by_sequence(
+    batch: DeviceBatch,
+    kept: Tensor,
+    lists: Callable[[slice, Tensor, Tensor], ChosenPositions],
+    *,
+    first: int = 0,
+) -> ChosenPositions | None:
+    """Lists of the rows of sequences from `first` on, before which each has one row; None: there are none. Reads
+    lengths on the host.
+
+    Args:
+        kept: [pages, page_size, 1, elements], keys that are scored.
+        lists: of some rows of a sequence, its keys [length, elements] and the rows' positions.
+    """
+    counts = (batch.query_lens or (1,) * len(batch.token_ids))[first:]
+    lengths = (batch.host_seq_lens or batch.seq_lens.tolist())[first:] if counts else ()
+    found, begin = None, first
+    for s, (count, length) in enumerate(zip(counts, lengths, strict=True), first):
+        used = -(-length // kept.shape[1])
+        keys = kept[batch.page_tables[s, :used].long()].flatten(0, 2)[:length]
+        at_once = max(1, SCORES_AT_ONCE // max(1, length))
+        for part in (
+            slice(at, min(at + at_once, begin + count)) for at in range(begin, begin + count, at_once)
+        ):
+            own = batch.positions[part].clamp(max=length - 1)  # -1 of a row of padding
+            found = lists(part, keys, own).after(found)
+        begin += count
+    return found

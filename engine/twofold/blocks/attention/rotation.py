@@ -35,6 +35,13 @@ class Rotation:
         first, second = (x[..., 0::2], x[..., 1::2]) if self.neighbours else x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
+    def rotated_first(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [..., at least 2 * pairs], of which the first elements are rotated."""
+        import torch
+
+        size = 2 * cos.shape[-1]
+        return torch.cat([self.rotated(x[..., :size], cos, sin), x[..., size:]], -1)
+
 
 PAIRED: Final = Rotation(neighbours=True)
 

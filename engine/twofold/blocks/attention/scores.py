@@ -48,7 +48,7 @@ class Scores:
         Args:
             q: [Q, heads, elements of a key].
             keys: [positions, kv heads, elements]; `values` likewise, of another length perhaps.
-            seen: bool [Q, positions].
+            seen: bool [Q, positions], or [heads, Q, positions].
             sinks: f32 [heads].
         """
         import torch
@@ -81,7 +81,7 @@ class Scores:
         if sinks is not None:
             scores = torch.cat([scores, sinks[:, None, None].expand(-1, len(q), 1)], 2)
         weights = scores.softmax(2)[..., : len(keys)]
-        weights = weights.masked_fill(~seen.any(1)[:, None], 0)  # queries that attend to nothing
+        weights = weights.masked_fill(~seen.any(-1)[..., None], 0)  # queries that attend to nothing
         return torch.einsum("hqp,phd->qhd", weights, values).to(q.dtype)
 
 

@@ -14,6 +14,7 @@ from twofold.blocks.attention.chooser import Chooser, ChooserOnDevice
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.cpu_part import CpuPart
 from twofold.blocks.attention.layer_names import LayerNames
+from twofold.blocks.block import Cost
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceState, DeviceStep, DeviceWeights
 from twofold.weights.tensor_spec import TensorSpec
@@ -25,13 +26,23 @@ if TYPE_CHECKING:
 class Selection(ABC):
     """Positions that a query attends to beside its own, all before it."""
 
+    bidirectional: bool = False
+    """Whether tokens of a picture attend to one another, so that some positions come after the query's."""
+
     @abstractmethod
     def num_before(self, position: int) -> int:
         """Number of earlier positions that the query at `position` attends to."""
 
+    def scan(self, tokens: int, context_len: int) -> Cost:
+        """Cost of choosing positions for `tokens` tokens after `context_len` earlier ones."""
+        return Cost(0, 0)
+
     @abstractmethod
-    def seen(self, positions: Tensor, length: int) -> Tensor:
-        """bool [Q, length]: which of a sequence's first `length` positions queries at `positions` [Q] attend to."""
+    def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
+        """bool [Q, length]: which of a sequence's first `length` positions queries at `positions` [Q] attend to.
+
+        ends: [Q] see `DeviceBatch.ends`.
+        """
 
     @property
     @abstractmethod
@@ -46,8 +57,13 @@ class Selection(ABC):
         """State per token: (planes, elements of each), kept after the layer's keys and values."""
         return ()
 
+    @property
+    def device_elements_per_token(self) -> int:
+        """Activation values per token that are alive at once on a device."""
+        return 0
+
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
-        return {"stretch": self.native}
+        return {"stretch": self.native, "bidirectional": self.bidirectional}
 
     def device(self, weights: DeviceWeights) -> SelectionOnDevice:
         return SelectionOnDevice()
@@ -60,13 +76,16 @@ class Selection(ABC):
 class AllPositions(Selection):
     """All earlier positions."""
 
+    bidirectional: bool = field(default=False, kw_only=True)
+
     def num_before(self, position: int) -> int:
         return position
 
-    def seen(self, positions: Tensor, length: int) -> Tensor:
+    def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
         import torch
 
-        return torch.arange(length, device=positions.device)[None, :] <= positions[:, None]
+        until = positions + 1 if ends is None or not self.bidirectional else ends
+        return torch.arange(length, device=positions.device)[None, :] < until[:, None]
 
     @property
     def native(self) -> Stretch:
@@ -82,11 +101,11 @@ class Window(AllPositions):
     def num_before(self, position: int) -> int:
         return min(position, self.size)
 
-    def seen(self, positions: Tensor, length: int) -> Tensor:
+    def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
         import torch
 
         places = torch.arange(length, device=positions.device)[None, :]
-        return super().seen(positions, length) & (places > positions[:, None] - self.size)
+        return super().seen(positions, length, ends) & (places > positions[:, None] - self.size)
 
     @property
     def native(self) -> Stretch:
@@ -102,12 +121,12 @@ class Chunk(AllPositions):
     def num_before(self, position: int) -> int:
         return position % self.size
 
-    def seen(self, positions: Tensor, length: int) -> Tensor:
+    def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
         import torch
 
         begin = positions - positions % self.size
         places = torch.arange(length, device=positions.device)[None, :]
-        return super().seen(positions, length) & (places >= begin[:, None])
+        return super().seen(positions, length, ends) & (places >= begin[:, None])
 
     @property
     def native(self) -> Stretch:
@@ -127,8 +146,15 @@ class Chosen(Selection):
     def num_before(self, position: int) -> int:
         return min(self.within.num_before(position), self.most)
 
-    def seen(self, positions: Tensor, length: int) -> Tensor:
-        return self.within.seen(positions, length)
+    def scan(self, tokens: int, context_len: int) -> Cost:
+        scanned = [n for n in range(context_len + 1, context_len + tokens + 1) if n > self.most]
+        if self.chooser is None or not scanned:
+            return Cost(0, 0)
+        num_bytes = sum(2 * planes * elements for planes, elements in self.planes)  # a device keeps bf16
+        return Cost(context_len * num_bytes, sum(scanned) * self.chooser.flops_per_position)
+
+    def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
+        return self.within.seen(positions, length, ends)
 
     @property
     def native(self) -> Stretch:
@@ -140,6 +166,10 @@ class Chosen(Selection):
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
         return () if self.chooser is None else self.chooser.planes
+
+    @property
+    def device_elements_per_token(self) -> int:
+        return 0 if self.chooser is None else self.chooser.device_elements_per_token
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
         chooser = None if self.chooser is None else self.chooser.cpu(weights, pool)

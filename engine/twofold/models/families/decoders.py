@@ -8,8 +8,9 @@ from twofold.models.decoder_family import DecoderFamily
 from twofold.models.families.dense import DENSE
 from twofold.models.families.grouped_query import GROUPED_QUERY
 from twofold.models.families.latent import LATENT
+from twofold.models.families.minimax_m3 import MINIMAX_M3
 from twofold.models.families.multimodal import MULTIMODAL
 from twofold.models.families.recurrent import RECURRENT
 
-_DESCRIBED: Final = DENSE | GROUPED_QUERY | MULTIMODAL | LATENT | RECURRENT
+_DESCRIBED: Final = DENSE | GROUPED_QUERY | MULTIMODAL | MINIMAX_M3 | LATENT | RECURRENT
 DECODERS: Final = {name: DecoderFamily(decoder) for name, decoder in _DESCRIBED.items()}

@@ -25,7 +25,7 @@ SIGMOID: Final = {"score": "sigmoid", "bias": True}
 """The router of DeepSeek-V3 and of models after it."""
 # Checkpoints call the experts' matrices w1 (gate), w3 (up) and w2 (down); transformers 5 may write them fused.
 _MODULES: Final = ("mlp", "block_sparse_moe")
-_PROJECTIONS: Final = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+PROJECTIONS: Final = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 HUNYUAN_NORMS: Final = (
     ("*.self_attn.query_layernorm.", "*.self_attn.q_norm."), ("*.self_attn.key_layernorm.", "*.self_attn.k_norm."),
 )  # fmt: skip
@@ -152,7 +152,7 @@ GROUPED_QUERY: Final = {
         slides=has_window,
         router={"modules": _MODULES},
         inner="intermediate_size",
-        experts={"modules": _MODULES, "projections": _PROJECTIONS},
+        experts={"modules": _MODULES, "projections": PROJECTIONS},
         gguf=gguf.mixtral,
     ),
     "qwen2_moe": Decoder(
@@ -322,7 +322,7 @@ GROUPED_QUERY: Final = {
         rotated_share=1.0,
         router=SIGMOID | {"renormalise": True, "bias_name": "e_score_correction_bias", "modules": _MODULES},
         inner="intermediate_size",
-        experts={"modules": _MODULES, "projections": _PROJECTIONS},
+        experts={"modules": _MODULES, "projections": PROJECTIONS},
         # No published checkpoint has the weights of its MTP layers, so their layout is not known.
     ),
     "ernie4_5_moe": Decoder(

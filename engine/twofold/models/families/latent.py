@@ -11,11 +11,13 @@ from functools import partial
 from typing import Any, Final
 
 from twofold.blocks.attention.query_scale import QueryScale
+from twofold.blocks.attention.rotation import PAIRED, Rotation
 from twofold.blocks.mla import Mla
 from twofold.models.config_json import num_layers_of
 from twofold.models.decoder import Decoder, MtpLayer, TextPart
 from twofold.models.families.grouped_query import SIGMOID
 from twofold.models.gguf_config import GgufMetadata
+from twofold.models.indexers import indexer_of_gguf
 from twofold.models.keys import FromConfig, Settings, of_gguf
 from twofold.weights.json_file import Fields
 
@@ -86,7 +88,7 @@ def _gguf(metadata: GgufMetadata) -> dict[str, Any]:
 def _sparse_gguf(architecture: str, model_type: str, metadata: GgufMetadata) -> dict[str, Any]:
     """The same of a family with an indexer."""
     known = {"architectures": [architecture], "model_type": model_type}
-    return _gguf(metadata) | known | of_gguf(metadata.fields, "index_topk")
+    return _gguf(metadata) | known | indexer_of_gguf(metadata)
 
 
 def _mistral_gguf(metadata: GgufMetadata) -> dict[str, Any]:
@@ -113,11 +115,10 @@ _V3: Final = Decoder(
 )
 _V32: Final = replace(
     _V3,
-    summary="DeepSeek-V3.2: DeepSeek-V3 while the context is no longer than what its sparse attention "
-    "chooses (`index_topk`).",
+    summary="DeepSeek-V3.2: DeepSeek-V3 with an indexer that chooses `index_topk` positions for each query.",
     model_type="deepseek_v32",
     only={**_V3.only, "rope_interleave": (True, None)},
-    indexer=True,
+    indexer=Rotation(),
     gguf_whole=partial(_sparse_gguf, "DeepseekV32ForCausalLM", "deepseek_v32"),
 )
 LATENT: Final = {
@@ -135,9 +136,9 @@ LATENT: Final = {
     "deepseek_v32": _V32,
     "glm_moe_dsa": replace(
         _V32,
-        summary="GLM-5: DeepSeek-V3's blocks while the context is no longer than what its sparse attention "
-                "chooses (`index_topk`).",
+        summary="GLM-5: DeepSeek-V3.2's blocks; layers may share an earlier layer's chosen positions.",
         model_type="glm_moe_dsa",
+        indexer=PAIRED,
         gguf_whole=partial(_sparse_gguf, "GlmMoeDsaForCausalLM", "glm_moe_dsa"),
     ),
     "glm4_moe_lite": replace(
@@ -156,8 +157,7 @@ LATENT: Final = {
     ),
     "kimi_k25": replace(
         _V3,
-        summary="Kimi-K2.5 and later: the text part, a DeepSeek-V3 with a nested configuration; the vision tower "
-                "is ignored.",
+        summary="Kimi-K2.5 and later: the text part, a DeepSeek-V3 with a nested configuration.",
         text=TextPart(
             (("language_model.", ""), ("model.language_model.", "model.")),
             tuple(f"{at}{part}.*" for at in ("", "model.") for part in ("vision_tower", "mm_projector")),
