@@ -8,7 +8,7 @@ import struct
 from fnmatch import fnmatch
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from twofold.api.errors import ModelLoadError
 from twofold.api.projector_names import preferred_projector
@@ -16,7 +16,7 @@ from twofold.api.whole_file import whole_file
 from twofold.models.config import ModelConfig
 from twofold.weights.checkpoint import Checkpoint, read_header
 from twofold.weights.gguf_file import GgufFile, is_gguf
-from twofold.weights.tensor_source import TensorSource
+from twofold.weights.tensor_source import TensorEntry, TensorSource
 
 VISION_TOWER: Final = "vision tower"
 """Name of the part that encodes pictures, in `ModelConfig.left_out`."""
@@ -93,17 +93,20 @@ def write_vision_file(config: ModelConfig, source: Path, output: Path) -> None:
     with whole_file(output / VISION_FILE) as part, part.open("wb") as stream:
         stream.write(struct.pack("<Q", len(encoded)) + encoded)
         for entry in entries:
-            with entry.file.open("rb") as stored:
-                stored.seek(entry.offset)
-                left = entry.num_bytes
-                while left:
-                    piece = stored.read(min(left, _PIECE_BYTES))
-                    if not piece:
-                        raise ModelLoadError(
-                            f"{entry.file}: ends within tensor {entry.name}; download it again"
-                        )
-                    stream.write(piece)
-                    left -= len(piece)
+            _copy(entry, stream)
+
+
+def _copy(entry: TensorEntry, stream: BinaryIO) -> None:
+    """Append a tensor's bytes. Raises ModelLoadError if its file is too short."""
+    with entry.file.open("rb") as stored:
+        stored.seek(entry.offset)
+        left = entry.num_bytes
+        while left:
+            piece = stored.read(min(left, _PIECE_BYTES))
+            if not piece:
+                raise ModelLoadError(f"{entry.file}: ends within tensor {entry.name}; download it again")
+            stream.write(piece)
+            left -= len(piece)
 
 
 def _folder(tensors: TensorSource) -> Path:
