@@ -170,7 +170,7 @@ FAMILIES: Final = (
         ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"),
         "mistral4",
         FamilyChat(("mistral",), ("mistral",)),
-        _PILLOW,
+        _TORCHVISION,
     ),
     Family(
         "step3p7", ("Step3p7ForConditionalGeneration", "Step3p5ForCausalLM"), "step35", _XML, _TORCHVISION
