@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+
 import numpy as np
 import pandas as pd
 import streamlit as st
@@ -35,6 +38,7 @@ def body(view: View) -> None:
     if request is None:
         return
     _figures(view, request)
+    _pictures(request)
     _waterfall(view, request)
     if not parts.has_level(view, "expert"):
         return
@@ -165,16 +169,39 @@ def _figures(view: View, request: queries.Request) -> None:
     drafts = (
         [Shown("Drafts accepted", f"{request.accepted_tokens:,}", None, f"of {drafted:,}")] if drafted else []
     )
+    megapixels = request.picture_pixels / 1e6
+    pictures = (
+        [
+            Shown(
+                "Pictures",
+                f"{request.num_pictures:,}",
+                f"{megapixels:.1f} megapixels as sent",
+                f"{request.image_tokens:,} tokens",
+            )
+        ]
+        if request.num_pictures
+        else []
+    )
     st.markdown(f"**Request {request.number}** `{request.request_id}`")
     parts.metrics(
         Shown("TTFT", formats.seconds(ttft), "Time to first token, wall clock.", clock[0]),
         Shown("TPOT", formats.seconds(tpot), "Time per output token, wall clock.", clock[1]),
         Shown("E2E", formats.seconds(e2e), "From the request's begin to its end, wall clock."),
         Shown("Prompt tokens", f"{request.prompt_tokens:,}", None, f"{request.cached_tokens:,} cached"),
+        *pictures,
         Shown("Answer tokens", f"{request.completion_tokens:,}"),
         *drafts,
         Shown("Ended by", request.finish_reason or "still running"),
     )
+
+
+def _pictures(request: queries.Request) -> None:
+    """Small views of the prompt's pictures; nothing where texts were not recorded."""
+    files = [base64.b64decode(each) for each in json.loads(request.pictures_json or "[]")]
+    if not files:
+        return
+    with parts.card(st, "pictures", "Pictures of the prompt"):
+        st.image(files, caption=[f"picture {number}" for number in range(1, len(files) + 1)])
 
 
 def _waterfall(view: View, request: queries.Request) -> None:

@@ -273,6 +273,7 @@ def metrics() -> str:
         tokenizer=tokenizer,
         config=_Figures(enable_prefix_caching=False),
         control=_Figures(asleep=False, requests=list),
+        pictures=_Figures(stats=_Figures),
         adapters=_Figures(known=lambda: [_Figures(name="name", loaded=_Figures())]),
     )
     sink: Any = _Figures(stats=lambda: _Figures(level="expert", dropped={"ring": 1}))

@@ -152,6 +152,8 @@ class Play:
     runner: Runner
     max_batched_tokens: int = 48
     on_step: Callable[[int], None] = lambda step: None
+    bidirectional: bool = False
+    """Whether tokens of a picture attend to one another."""
     step: int = 0
     _pool: PagePool = field(default_factory=lambda: PagePool(NUM_PAGES, PAGE_SIZE, NUM_RECORDS))
 
@@ -177,7 +179,8 @@ class Play:
                 adapter=LoadedAdapter(str(adapter), adapter, "00") if adapter >= 0 else None,
                 media=media[number] if media else None,
             )
-            requests.append(Request(number, request, list(prompt), num_tokens))
+            runs = request.media.runs if request.media is not None and self.bidirectional else ()
+            requests.append(Request(number, request, list(prompt), num_tokens, bidirectional=runs))
             scheduler.add(requests[-1])
         left = dict(enumerate(samplers))
         while scheduler.has_work:

@@ -17,14 +17,19 @@ from twofold.step.sequences import Sequence
 
 
 def make_sequence(
-    number: int, prompt_tokens: int, max_tokens: int = 8, priority: int = 0, adapter: int | None = None
+    number: int,
+    prompt_tokens: int,
+    max_tokens: int = 8,
+    priority: int = 0,
+    adapter: int | None = None,
+    pictures: tuple[tuple[int, int], ...] = (),
 ) -> Sequence:
     prompt = tuple(range(prompt_tokens))
     loaded = None if adapter is None else LoadedAdapter(f"adapter-{adapter}", adapter, "")
     request = GenerationRequest(
         prompt, SamplingParams(), lambda chunk: None, f"r{number}", priority=priority, adapter=loaded
     )
-    return Sequence(number, request, list(prompt), max_tokens)
+    return Sequence(number, request, list(prompt), max_tokens, bidirectional=pictures)
 
 
 def play(scheduler: Scheduler) -> list[tuple[int, int]]:
@@ -83,6 +88,46 @@ def test_a_schedule_keeps_its_version_only_while_the_same_sequences_decode():
     assert [step() for _ in range(2)] == [[0, 2]] * 2
     kept = [after == before for before, after in itertools.pairwise(versions)]
     assert kept == [False, True, True, False, True, False, False, False, False, False, True]
+
+
+def test_a_step_computes_a_bidirectional_picture_whole():
+    """Fewer tokens before it, more if it is longer than a step, and a step without other prompts if it does not fit."""
+    scheduler = Scheduler(PagePool(30, 4), max_num_seqs=4, max_num_batched_tokens=8)
+    scheduler.add(make_sequence(0, 24, pictures=((3, 12), (14, 18), (18, 21))))
+    assert [play(scheduler) for _ in range(5)] == [[(0, 3)], [(0, 9)], [(0, 6)], [(0, 6)], [(0, 1)]]
+    scheduler.add(make_sequence(1, 11, pictures=((1, 8),)))
+    scheduler.add(make_sequence(2, 4))
+    assert [play(scheduler) for _ in range(4)] == [
+        [(0, 1), (1, 1), (2, 4)], [(0, 1), (2, 1), (1, 7)], [(0, 1), (2, 1), (1, 3)], [(0, 1), (1, 1), (2, 1)],
+    ]  # fmt: skip
+
+
+PICTURES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 20)), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(PICTURES, min_size=1, max_size=4), st.integers(5, 24))
+def test_no_step_cuts_a_bidirectional_picture(prompts: list[list[tuple[int, int]]], step_tokens: int) -> None:
+    scheduler = Scheduler(PagePool(200, 4), max_num_seqs=4, max_num_batched_tokens=step_tokens)
+    sequences = []
+    for number, parts in enumerate(prompts):
+        ends = list(itertools.accumulate(text + picture for text, picture in parts))
+        pictures = tuple((end - picture, end) for (_, picture), end in zip(parts, ends, strict=True))
+        sequences.append(make_sequence(number, ends[-1], pictures=pictures))
+        scheduler.add(sequences[-1])
+    for _ in range(400):
+        before = {sequence.number: sequence.num_computed for sequence in sequences}
+        scheduled = play(scheduler)
+        prefilled = [
+            count for number, count in scheduled if before[number] < sequences[number].num_prompt_tokens
+        ]
+        assert sum(count for _, count in scheduled) <= step_tokens or len(prefilled) == 1
+        assert all(count > 0 for _, count in scheduled)
+        for sequence in sequences:
+            assert not any(begin < sequence.num_computed < end for begin, end in sequence.bidirectional)
+        if all(sequence.is_decoding for sequence in sequences):
+            return
+    pytest.fail("some prompt was never computed")
 
 
 def test_no_more_sequences_run_than_allowed():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from twofold.tools.cli.hub.model_path import served_names
 from twofold.tools.cli.main import main
+from twofold.vision.source import find_projector
 from twofold.weights.gguf_file import model_name
 
 from tests.hub.small_hub import COMMIT, SmallHub
@@ -46,7 +47,7 @@ def test_a_model_is_pulled_listed_used_and_removed(
 
 
 def test_removing_one_quantisation_keeps_the_other(
-    ggufs: SmallHub, capsys: pytest.CaptureFixture[str]
+    ggufs: SmallHub, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pull", "test/Tiny-GGUF:Q8_0"]) == 0
     assert main(["pull", "test/Tiny-GGUF"]) == 0
@@ -56,6 +57,9 @@ def test_removing_one_quantisation_keeps_the_other(
     (left,) = json.loads(capsys.readouterr().out)["models"]
     assert left["name"] == "test/Tiny-GGUF:Q4_K_M"
     assert Path(left["path"]).is_file()
+    assert find_projector(Path(left["path"])) is not None, "both use it"
+    assert main(["rm", "test/Tiny-GGUF:Q4_K_M", "--yes"]) == 0
+    assert not any(file.is_file() or file.is_symlink() for file in cache.rglob("*"))
 
 
 def test_a_server_is_named_after_the_repository(tiny: SmallHub, cache: Path) -> None:

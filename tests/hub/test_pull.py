@@ -11,6 +11,7 @@ from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.hub.cache import cached_models
 from twofold.hub.pull import Report, find_cached, local_model, pull_model
 from twofold.hub.reference import HubModel, parse_hub_name
+from twofold.vision.source import find_projector
 
 from tests.hub.small_hub import COMMIT, Repository, SmallHub
 
@@ -174,9 +175,30 @@ def test_a_quantisation_is_fetched_with_all_its_parts(
     assert list(found.variant.files) == files
     assert str(found.path).endswith(files[0])
     assert [path for path, _ in ggufs.requests if "/resolve/" in path] == [
-        f"/test/Tiny-GGUF/resolve/{COMMIT}/{name}" for name in files
+        f"/test/Tiny-GGUF/resolve/{COMMIT}/{name}" for name in ("mmproj-F16.gguf", *files)
     ]
     assert find_cached(model) == found
+    projector = find_projector(found.path)
+    assert projector is not None
+    assert projector.read_bytes() == b"mmproj-F16.gguf" * 50
+
+
+@pytest.mark.parametrize(
+    ("names", "projector"),
+    [
+        (["M-Q4_K_M.gguf", "mmproj-F32.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf"], "mmproj-BF16.gguf"),
+        (["M-Q4_K_M.gguf", "M.mmproj-Q8_0.gguf", "M.mmproj-f16.gguf"], "M.mmproj-f16.gguf"),
+        (["Q4_K_M/M-Q4_K_M.gguf", "Q4_K_M/mmproj-Q8_0.gguf", "mmproj-BF16.gguf"], "Q4_K_M/mmproj-Q8_0.gguf"),
+        (["Q4_K_M/M-Q4_K_M.gguf", "other/mmproj-F16.gguf"], ""),
+        (["M-Q4_K_M.gguf", "mmprojector.txt"], ""),
+    ],
+)
+def test_the_projector_of_a_quantisation(hub: SmallHub, names: list[str], projector: str) -> None:
+    hub.repositories["test/M"] = Repository({name: name.encode() * 50 for name in names})
+    found = pull_model(HubModel("test/M"), QUIET)
+    assert found.variant.projector == projector
+    fetched = [name for name in names if (found.folder.snapshot(COMMIT) / name).exists()]
+    assert sorted(fetched) == sorted(found.variant.downloads)
 
 
 @pytest.mark.parametrize(

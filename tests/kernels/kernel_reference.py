@@ -121,9 +121,14 @@ def attention_block(
     temperature: tuple[float, float] | None = None,
     softcap: float = 0.0,
     most: int = 0,
+    ends: NDArray[np.int32] | None = None,
 ) -> F64:
-    """One whole sequence at once, from position 0: hidden + o_proj(attention(norm(hidden)))."""
+    """One whole sequence at once, from position 0: hidden + o_proj(attention(norm(hidden))).
+
+    ends: [T] position after the last one that each token attends to; None: the one after its own.
+    """
     num_tokens = len(hidden)
+    ends = np.arange(1, num_tokens + 1, dtype=np.int32) if ends is None else ends
     qkv = rmsnorm(hidden, widen(weights["norm"]), eps) @ widen(weights["qkv"]).T
     if weights["qkv_bias"] is not None:
         qkv = qkv + weights["qkv_bias"]
@@ -151,7 +156,7 @@ def attention_block(
     for t in range(num_tokens):
         first = 0 if window is None else max(0, t + 1 - window)
         first = first if chunk is None else max(first, t // chunk * chunk)
-        seen = first + np.flatnonzero(chosen[t, first : t + 1])
+        seen = np.arange(first, ends[t]) if most == 0 else first + np.flatnonzero(chosen[t, first : t + 1])
         for head in range(heads if len(seen) else 0):
             kv = head // (heads // kv_heads)
             scores = k[seen, kv] @ q[t, head] * head_dim**-0.5
@@ -174,6 +179,8 @@ class PagedAttention:
     hidden: F32
     cos: F32
     sin: F32
+    ends: NDArray[np.int32] | None = None
+    """[T] Position after the last one that each token attends to; None: the one after its own."""
 
     def block(self, pool: ops.ThreadPool, layer: int = 0) -> Any:
         raise TypeError("a subclass makes the block")
@@ -193,13 +200,16 @@ class PagedAttention:
     def batch(
         self, positions: list[int], sequences: list[int], tables: NDArray[np.int32]
     ) -> ops.AttentionBatch:
-        return ops.AttentionBatch(
+        batch = ops.AttentionBatch(
             np.array(positions, np.int32),
             np.array(sequences, np.int32),
             tables,
             np.ascontiguousarray(self.cos[positions]),
             np.ascontiguousarray(self.sin[positions]),
         )
+        if self.ends is not None:
+            batch.see_until(self.ends[positions])
+        return batch
 
     def run(self, cuts: list[int], threads: int = 1, tables: NDArray[np.int32] | None = None) -> F32:
         """The sequence in chunks that end at `cuts`."""

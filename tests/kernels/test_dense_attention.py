@@ -35,6 +35,8 @@ class Case:
     softcap: float = 0.0
     most: int = 0
     """Positions that are chosen for a query; 0: all."""
+    pictures: tuple[tuple[int, int], ...] = ()
+    """(begin, end) of tokens that attend to one another."""
     page_size: int = 4
     rotated: int = 8
     tokens: int = 23
@@ -68,6 +70,20 @@ CASES = [
     Case(most=3, window=4, softcap=1.5, sinks=True),  # some tokens attend to nothing but the sink
     Case(most=2, window=1, qk_norm=False),  # and some to nothing
     Case(most=600, tokens=1300, page_size=16, hidden=16, heads=40, kv_heads=2, window=1200),
+    Case(pictures=((0, 4), (6, 15), (15, 16), (17, 23))),
+    Case(pictures=((3, 14), (16, 20)), window=5, sinks=True, page_size=3),
+    Case(pictures=((2, 21),), window=1, qk_norm=False),
+    # Over the edges of blocks: a window that begins in another block than its picture ends.
+    Case(
+        tokens=1100,
+        page_size=64,
+        hidden=16,
+        heads=2,
+        kv_heads=1,
+        pictures=((400, 700), (1000, 1030)),
+        window=530,
+    ),
+    Case(tokens=1100, page_size=64, hidden=16, heads=2, kv_heads=1, pictures=((500, 513), (600, 1099))),
 ]
 # A relative bound on the error of a whole block's output.
 ROUNDING = {"bfloat16": 2e-2, "q8": 3e-2, "fp8": 2e-1}
@@ -93,6 +109,10 @@ class Setup(reference.PagedAttention):
         self.hidden = rng.standard_normal((c.tokens, c.hidden)).astype(np.float32)
         angles = np.arange(c.tokens)[:, None] * 10 ** -np.linspace(0, 2, c.rotated)[None]
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        if c.pictures:
+            self.ends = np.arange(1, c.tokens + 1, dtype=np.int32)
+            for begin, end in c.pictures:
+                self.ends[begin:end] = end
 
     def _norm(self, rng: np.random.Generator, heads: int) -> NDArray[np.float32] | None:
         size = self.case.head_dim * (heads if self.case.flat_norms else 1)
@@ -116,6 +136,7 @@ class Setup(reference.PagedAttention):
             select={
                 "stretch": ops.Stretch(window=c.window or 0, chunk=c.chunk or 0),
                 "most": c.most or None,
+                "bidirectional": bool(c.pictures),
                 "chooser": _testing.LargestInputs(c.hidden) if c.most else None,
             },
             scores={"rule": ops.ScoreRule(scale=c.head_dim**-0.5, softcap=c.softcap), "sinks": w["sinks"]},
@@ -144,6 +165,7 @@ class Setup(reference.PagedAttention):
             temperature=c.temperature,
             softcap=c.softcap,
             most=c.most,
+            ends=self.ends,
             cos=self.cos[:, : c.rotated * c.turns],
             sin=self.sin[:, : c.rotated * c.turns],
         )
@@ -165,8 +187,24 @@ def test_cuts_and_threads_change_no_bit(case: Case) -> None:
     last_alone = [*range(step, case.tokens - 6, step), *range(case.tokens - 5, case.tokens + 1)]
     one_by_one = list(range(1, case.tokens + 1)) if case.tokens < 100 else last_alone
     for cuts in ([*range(step, case.tokens, step), case.tokens], one_by_one):
+        apart = [cut for cut in cuts if not any(begin < cut < end for begin, end in case.pictures)]
         for threads in (1, 3):
-            assert np.array_equal(setup.run(cuts, threads), whole)
+            assert np.array_equal(setup.run(apart, threads), whole)
+
+
+def test_pictures_change_nothing_in_a_layer_that_is_not_bidirectional() -> None:
+    setup = Setup(Case(window=7))
+    plain = setup.run([23])
+    setup.ends = Setup(Case(pictures=((4, 19),))).ends
+    assert np.array_equal(setup.run([23]), plain)
+
+
+@pytest.mark.parametrize("ends", [[1, 2, 4], [2, 1, 3], [2, 2, 2], [3, 2, 3]], ids=str)
+def test_refuses_ends_outside_the_batch(ends: list[int]) -> None:
+    setup = Setup(Case(pictures=((0, 3),)))
+    setup.ends = np.array(ends, np.int32)
+    with pytest.raises(KernelError, match="attends up to before"):
+        setup.batch([0, 1, 2], [0, 0, 0], setup.tables())
 
 
 def test_a_sink_takes_its_share_however_large_it_is() -> None:

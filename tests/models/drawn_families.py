@@ -149,7 +149,7 @@ _SIZES: Final[dict[str, Sizes]] = {
     "gemma4": lambda r, sizes: {"head_dim": 2 * r.randint(2, 11)},
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "kimi_k25"), _YARN_OR_NONE),
     "deepseek_v2": lambda r, sizes: {"n_group": 1, "topk_group": 1},
-    **dict.fromkeys(("qwen3_next", "qwen3_5_moe"), _DELTA),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5"), _DELTA),
 }
 
 
@@ -275,6 +275,9 @@ _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]
     "granitemoe-shared": lambda r, model: _multipliers(r, model) | {"shared_intermediate_size": r.randint(5, 70)},
     "gemma4": _gemma4, "gemma4-small": _gemma4, "llama4": _llama4, "lfm2_moe": _lfm2, "qwen3_next": _delta,
     "qwen3_5_moe": _delta,
+    "qwen3_5": lambda r, model: {
+        name: value for name, value in _delta(r, model).items() if name != "shared_expert_intermediate_size"
+    },
     "gpt_oss": lambda r, model: {} if r.random() < 0.6 else {
         "layer_types": [r.choice((SLIDING, FULL)) for _ in range(model.num_layers)],
     },

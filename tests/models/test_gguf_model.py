@@ -24,6 +24,7 @@ from twofold.weights.gguf_source import GgufSource
 from twofold.weights.weight_format import FORMATS, WeightMatrix
 
 from tests.tiny_models.gguf import write_tiny_gguf
+from tests.tiny_models.table import tiny
 from tests.tiny_models.writing import TinyModel, tiny_config, write_tiny_model
 
 QWEN = TinyModel(hidden_size=64, moe_intermediate_size=32, num_layers=2, num_experts=4)
@@ -219,3 +220,24 @@ def test_a_type_that_is_not_run(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelLoadError, match=r"q_proj\.weight has dtype Q1_0, expected one of the formats"):
         open_model_files(path)
+
+
+def test_positions_with_axes(tmp_path: Path) -> None:
+    """GLM-4.5V's files have GLM-4.5's architecture; positions with axes tell them apart."""
+    model, pairs = tiny("glm4_moe"), (1, 2, 0)
+
+    def with_axes(writer: Any) -> None:
+        writer.add_rope_dimension_sections([*pairs, 0])
+
+    config = read_config(write_tiny_gguf(tmp_path / "axes.gguf", model, edit=with_axes))
+    assert config.architecture == "Glm4vMoeForConditionalGeneration"
+    assert config.rope.sections == pairs
+    assert not read_config(write_tiny_gguf(tmp_path / "plain.gguf", model)).rope.sections
+
+    def wrong(writer: Any) -> None:
+        writer.add_rope_dimension_sections([1, 1, 1, 1])
+
+    with pytest.raises(
+        ModelLoadError, match=r"rope\.dimension_sections is \[1, 1, 1, 1\], expected numbers of pairs"
+    ):
+        read_config(write_tiny_gguf(tmp_path / "wrong.gguf", model, edit=wrong))

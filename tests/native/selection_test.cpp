@@ -91,13 +91,13 @@ std::vector<float> attended(int threads, int tile_tokens, const Tensors& tensors
                        view(rotation.data(), ElementType::kF32, {kTokens, 1}));
   ThreadPool pool(plan_pool(threads, "off"));
   const Scores scores{.rule = {.scale = 0.25f}};
-  batch.chosen().start(kTokens, select.most);
+  batch.chosen.start(kTokens, select.most);
   for (int t = 0; t < kTokens && select.most > 0; ++t) {
     std::vector<int32_t> list;
     for (int p = 0; p <= positions[size_t(t)]; ++p) {
       if (select.most == kLength || has(t, p)) list.push_back(p);
     }
-    batch.chosen().assign(t, list);
+    batch.chosen.assign(t, list);
   }
   const auto lock = pool.lock_scratch();
   const BlockedAttention attention(kernels::kernel_table(), pool, scores, select, 3);

@@ -50,22 +50,22 @@ models: api blocks text.chat text.tokenizer weights
 step: _core adapters api blocks experts models text.tokenizer weights
 parallel: __init__ _core api blocks experts models step
 device: _core _cuda adapters api blocks experts models step weights
-vision: api weights
+vision: api blocks models text.conversation text.tokenizer weights
 training: _core api blocks device experts models step text.conversation text.tokenizer weights
 fit: _core api blocks device experts models step weights
 rules: api blocks models weights
 telemetry: _core api
 engine: __init__ _core adapters api blocks device experts models rules step telemetry text.schemas text.tokenizer
-    weights
+    vision weights
 quantise: _core adapters api blocks experts models rules step text.tokenizer weights
 server.http: api
 server.bridge:
 server.bridge.observe: api server.http
 server.bridge.models: __init__ api models server.bridge.observe server.http telemetry text.chat
-    text.conversation text.tokenizer weights
+    text.conversation text.tokenizer vision weights
 server.bridge.requests: api server.bridge.models server.bridge.observe server.http
 server.openai: __init__ api server.bridge.models server.bridge.observe server.bridge.requests server.http
-    text.chat text.conversation text.schemas weights
+    text.chat text.conversation text.schemas vision weights
 server.admin: __init__ api server.bridge.models server.bridge.observe server.bridge.requests server.http
     telemetry weights
 server.anthropic: api server.bridge.models server.bridge.requests server.http server.openai text.conversation
@@ -84,7 +84,7 @@ tools:
 tools.loadgen: api
 tools.cli: __init__ adapters api blocks device engine experts fit hub models parallel quantise rules server
     server.bridge.models server.fleet step telemetry text.chat text.conversation text.markdown text.tokenizer
-    tools.loadgen training weights
+    tools.loadgen training vision weights
 tools.lab: _core api blocks engine experts models quantise server.fleet step telemetry tools.loadgen weights
 """
 ROOMS_USED: Final = {

@@ -175,6 +175,7 @@ class FakeEngine:
         self.max_context = max_context
         self.pooling = ModelPooling(size=3)
         self.mapped_weights: MappedWeights | None = None
+        self.pictures = None
         self.failure: EngineFailure | None = None
         self.config = EngineConfig(max_num_seqs=max_running)
         self.control = FakeControl(self._live_requests)

@@ -174,7 +174,7 @@ def test_commands_change_what_is_sent(
         ("/set temperature 0.7", "(sampling: temperature 0.7)"),
         ("/set top_p 9", "(top_p: "),
         ("/model other", "does not serve 'other'"),
-        ("/image fox.png", "(pictures are not read yet: Twofold takes text only)"),
+        ("/image fox.png", "(fox.png cannot be read: No such file or directory)"),
         ("/dance", "(there is no /dance"),
     ):
         terminal.say(command)

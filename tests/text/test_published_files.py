@@ -55,10 +55,10 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("minimax_m2", "gpt_oss", "lfm2_moe", "llama4", "mistral4", "step3p7", "gemma4"), WITH_FILE
     ),
-    **dict.fromkeys(("qwen3_5_moe", "mimo_v2_flash"), (*WITH_FILE, *BPE)),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5", "mimo_v2_flash"), (*WITH_FILE, *BPE)),
     # A template of the processor.
     "gemma3_vision": (FAST, CONFIG, LEGACY, "processor_config.json"),
-    "qwen3_vl_moe": (FAST, CONFIG, LEGACY, *BPE),
+    **dict.fromkeys(("qwen3_vl_moe", "qwen3_vl"), (FAST, CONFIG, LEGACY, *BPE)),
     # No tokenizer.json.
     "qwen3_omni_moe": (CONFIG, LEGACY, *BPE),
     "kimi_k25": ("tiktoken.model", CONFIG, JINJA),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,118 +12,15 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from twofold.models.registry import read_config
 from twofold.vision.encoder import PictureEncoder
 
+from tests.tiny_models.picture_families import FAMILIES, VOCABULARY
 from tests.tiny_models.writing import write_tiny_tokenizer
 
 _FIRST: Final = 267
 """Number of the tokenizer's first token for pictures."""
-VOCABULARY: Final = 272
-
-
-@dataclass(frozen=True)
-class PictureFamily:
-    """A family's tiny model: its settings, its tokens for pictures, and its processor."""
-
-    text: Mapping[str, Any]
-    vision: Mapping[str, Any]
-    tokens: Mapping[str, str]
-    """Key of the token's number in config.json: token. The first two surround a picture."""
-    processor: str
-    image_processor: str
-    sizes: Mapping[str, Any]
-    """Settings of the image processor."""
-    named: Mapping[str, str] = field(default_factory=dict)
-    """Tokens by the names that the processor asks the tokenizer for; it writes what surrounds a picture then."""
-
-    def around(self, inner: str) -> str:
-        """A picture's tokens, as chat templates write them."""
-        if self.named:
-            return inner
-        before, after, *_ = self.tokens.values()
-        return f"{before}{inner}{after}"
-
-
-_EXPERTS: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_HEADS: Final = {
-    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 64,
-}  # fmt: skip
-_QWEN_TOKENS: Final = {
-    "vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>",
-    "image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>",
-}  # fmt: skip
-_QWEN_EYE: Final = {
-    "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2,
-    "temporal_patch_size": 2, "num_position_embeddings": 36, "out_hidden_size": 64,
-}  # fmt: skip
-_PATCHES: Final = {
-    "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096},
-}  # fmt: skip
-
-
-def _rope(section: list[int], **also: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": section, **also}}
-
-
-FAMILIES: Final[Mapping[str, PictureFamily]] = {
-    "qwen3_5_moe": PictureFamily(
-        {
-            **_EXPERTS, **_HEADS, "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-            **_rope([1, 1, 0], partial_rotary_factor=0.25),
-        },
-        _QWEN_EYE | {"deepstack_visual_indexes": []},
-        _QWEN_TOKENS, "Qwen3VLProcessor", "Qwen2VLImageProcessor", _PATCHES,
-    ),
-    "qwen3_vl_moe": PictureFamily(
-        {**_EXPERTS, **_HEADS, "intermediate_size": 48, **_rope([4, 2, 2])},
-        _QWEN_EYE | {"depth": 3, "deepstack_visual_indexes": [0, 2]},
-        _QWEN_TOKENS, "Qwen3VLProcessor", "Qwen2VLImageProcessor", _PATCHES,
-    ),
-    "glm4v_moe": PictureFamily(
-        {
-            **_HEADS, "intermediate_size": 48, "moe_intermediate_size": 32, "n_routed_experts": 4,
-            "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
-            **_rope([2, 1, 1], partial_rotary_factor=0.5),
-        },
-        {
-            "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "image_size": 48,
-            "temporal_patch_size": 2, "out_hidden_size": 64, "intermediate_size": 48,
-        },
-        {
-            "image_start_token_id": "<|begin_of_image|>", "image_end_token_id": "<|end_of_image|>",
-            "image_token_id": "<|image|>", "video_start_token_id": "<|begin_of_video|>",
-            "video_end_token_id": "<|end_of_video|>",
-        },
-        "Glm4vProcessor", "Glm4vImageProcessor", _PATCHES,
-    ),
-    "gemma4": PictureFamily(
-        {
-            **_HEADS, "num_hidden_layers": 5, "global_head_dim": 24, "intermediate_size": 48, "sliding_window": 9,
-            "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 272, "num_kv_shared_layers": 2,
-            "layer_types": [*("sliding_attention", "full_attention") * 2, "full_attention"],
-            "enable_moe_block": False, "attention_k_eq_v": False, "pad_token_id": 7,
-        },
-        {
-            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-            "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 3,
-            "position_embedding_size": 256,
-        },
-        {
-            "boi_token_id": "<start_of_image>", "eoi_token_id": "<end_of_image>",
-            "image_token_id": "<image_soft_token>", "video_token_id": "<video_soft_token>",
-            "audio_token_id": "<audio_soft_token>",
-        },
-        "Gemma4Processor", "Gemma4ImageProcessor",
-        {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70},
-        {
-            "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>",
-            "video_token": "<video_soft_token>", "audio_token": "<audio_soft_token>", "boa_token": "<start_of_image>",
-            "eoa_token": "<end_of_image>",
-        },
-    ),
-}  # fmt: skip
 
 
 def write_picture_model(
@@ -143,9 +40,10 @@ def write_picture_model(
         **family.text,
         **text,
     }
-    ids = {key: _FIRST + at for at, key in enumerate(family.tokens)}
+    ids = {key: _FIRST + at for at, key in enumerate(family.tokens) if key.strip()}
+    outer = {**family.outer, **ids}
     config = transformers.AutoConfig.for_model(
-        name, text_config=of_text, vision_config=dict(family.vision), **ids
+        family.model_type or name, text_config=of_text, vision_config=dict(family.vision), **outer
     )
     torch.manual_seed(seed)
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
@@ -155,8 +53,14 @@ def write_picture_model(
                 parameter.normal_(0, 1.2 / parameter.shape[-1] ** 0.5)
             elif "norm" not in each:
                 parameter.normal_(0, 0.3)
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
-    model.float()
+    for parameter in model.parameters():  # buffers may be complex
+        parameter.data = parameter.to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    for parameter in model.parameters():
+        parameter.data = parameter.float()
+    if family.renamed:
+        file = folder / "model.safetensors"
+        save_file({_renamed(name, family.renamed): each for name, each in load_file(file).items()}, file)
     write_tiny_tokenizer(folder)
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": list(family.tokens.values())})
@@ -174,14 +78,24 @@ def write_picture_model(
         **family.sizes,
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    if family.settings:
+        named = {"processor_class": family.processor, **family.settings}
+        (folder / "processor_config.json").write_text(json.dumps(named))
     return model
+
+
+def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
+    of_name = (begin for begin in prefixes if name.startswith(begin))
+    begin = next(of_name, "")
+    return prefixes.get(begin, "") + name.removeprefix(begin)
 
 
 def encoder_of(folder: Path) -> PictureEncoder:
     """The encoder of a written model."""
-    text = ("model.language_model.", "lm_head.")
+    patterns = [pattern for _, pattern in read_config(folder).left_out]
     tensors = load_file(folder / "model.safetensors")
-    return PictureEncoder(folder, {name: each for name, each in tensors.items() if not name.startswith(text)})
+    seen = {name: each for name, each in tensors.items() if any(fnmatch(name, each) for each in patterns)}
+    return PictureEncoder(folder, seen)
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

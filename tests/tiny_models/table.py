@@ -277,6 +277,10 @@ MULTIMODAL: Final = {
         nested=True, expert_layout="fused", top_k=4, moe_intermediate_size=20, mlp_only_layers=[1],
         **_sections(4, 2, 2, mrope_interleaved=True),
     ),
+    "qwen3_vl": _of(
+        "Qwen3VLForConditionalGeneration", Row("qwen3_vl_text", keys=_DENSE, outer="qwen3_vl", gguf="qwen3vl"),
+        nested=True, **_sections(4, 2, 2, mrope_interleaved=True),
+    ),
     "glm4v_moe": _of(
         "Glm4vMoeForConditionalGeneration", Row("glm4v_moe_text", outer="glm4v_moe", keys=_ROUTED),
         nested=True, attention_bias=True, top_k=4, **_GROUPS, n_shared_experts=1, first_k_dense_replace=1,
@@ -319,6 +323,13 @@ RECURRENT: Final = {
             outer_class="Qwen3_5MoeForConditionalGeneration", has_small_vision=False, gguf="qwen35moe", scores=""),
         nested=True, expert_layout="fused", num_layers=4, layer_types=linear_layers(4, 3),
         mtp_num_hidden_layers=1, **_NEXT,
+    ),
+    "qwen3_5": _of(
+        "Qwen3_5ForCausalLM",
+        Row("qwen3_5_text", keys=_DENSE, outer="qwen3_5", outer_class="Qwen3_5ForConditionalGeneration",
+            has_small_vision=False, gguf="qwen35", scores=""),
+        nested=True, num_layers=4, layer_types=linear_layers(4, 3), mtp_num_hidden_layers=1,
+        **{key: value for key, value in _NEXT.items() if key != "shared_expert_intermediate_size"},
     ),
     "lfm2_moe": _of(
         "Lfm2MoeForCausalLM",

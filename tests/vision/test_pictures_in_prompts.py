@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers.models.auto import modeling_auto
 from twofold.api.config import EngineConfig
-from twofold.api.errors import RequestError
+from twofold.api.errors import ConfigError, RequestError
 from twofold.api.media import PromptMedia
-from twofold.api.types import GenerationRequest, SamplingParams
+from twofold.api.types import GenerationRequest, SamplingParams, TokenLogprob
 from twofold.engine import Engine
+from twofold.models import registry
+from twofold.models.registry import Family, family_named
+from twofold.vision import processor
+from twofold.vision.processor import picture_processor
 
-from tests.tiny_models.pictures import FAMILIES, encoder_of, picture, write_picture_model
+from tests.models.transformers_runs import one_torch_thread
+from tests.tiny_models.picture_families import FAMILIES
+from tests.tiny_models.pictures import encoder_of, picture, write_picture_model
+
+__all__ = ["one_torch_thread"]  # a fixture
 
 NUM_TOKENS = 32
 
@@ -27,6 +38,7 @@ class Asked:
     token_ids: list[int]
     media: PromptMedia | None
     answer: list[int]
+    logprobs: list[float]
 
 
 @dataclass(frozen=True)
@@ -44,32 +56,57 @@ class Seen:
     """None."""
 
 
+def registered(name: str) -> Family:
+    """The registry's entry of a tiny model."""
+    model_type = FAMILIES[name].model_type or name
+    found = family_named(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
+    assert found is not None
+    return found
+
+
+def test_every_family_with_pictures_in_the_registry_has_a_tiny_model() -> None:
+    tested = {registered(name).module for name in FAMILIES}
+    assert tested == {family.module for family in registry.FAMILIES if family.pictures}
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder, family = tmp_path_factory.mktemp(request.param), FAMILIES[request.param]
+    if registered(request.param).pictures == "torchvision":
+        pytest.importorskip("torchvision")
     model = write_picture_model(folder, request.param)
-    encoder = encoder_of(folder)
+    model.generation_config.eos_token_id = None
+    encoder, theirs = encoder_of(folder), picture_processor(folder)
 
     def asked(text: str, sizes: Sequence[tuple[int, int]], seed: int = 0) -> Asked:
-        pictures = [encoder.prepared(picture(*size, seed + n)) for n, size in enumerate(sizes)]
+        images = [picture(*size, seed + n) for n, size in enumerate(sizes)]
+        given = theirs(
+            text=text.replace(
+                "[]", family.around[0] + (family.mark or theirs.image_token) + family.around[1]
+            ),
+            images=images or None,
+            return_tensors="pt",
+        )
+        pictures = [encoder.prepared(each) for each in images]
         for each in pictures:
-            text = text.replace("[]", family.around(each.text), 1)
+            text = text.replace("[]", family.around[0] + each.text + family.around[1], 1)
         ids: list[int] = encoder.tokenizer(text)["input_ids"]
+        assert ids == given["input_ids"][0].tolist()
         media = (
             encoder.placed(ids, pictures, [encoder.encoded(each) for each in pictures]) if pictures else None
         )
-        given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
-        if pictures:
-            names = pictures[0].inputs
-            given |= {name: torch.cat([each.inputs[name] for each in pictures]) for name in names}
-            given["mm_token_type_ids"] = torch.isin(
-                given["input_ids"], torch.tensor(encoder.row_tokens)
-            ).long()
+        given = {name: each.float() if each.is_floating_point() else each for name, each in given.items()}
         with torch.inference_mode():
             whole = model.generate(
-                **given, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False
+                **given,
+                max_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
             )
-        return Asked(ids, media, whole[0, len(ids) :].tolist())
+        answer = whole.sequences[0, len(ids) :].tolist()
+        logits = torch.log_softmax(torch.cat(whole.logits), 1)
+        return Asked(ids, media, answer, logits[range(NUM_TOKENS), answer].tolist())
 
     two = "a tale [] and [] of what?"
     return Seen(
@@ -81,15 +118,28 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
 
 
-def answers(engine: Engine, prompts: Sequence[Asked]) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in prompts]
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_picture_model(tmp_path, "llama4")
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(processor, "version", version)
+    with pytest.raises(
+        ConfigError, match="with torchvision, which is not installed; pip install torchvision"
+    ):
+        encoder_of(tmp_path)
+
+
+def answers(engine: Engine, prompts: Sequence[Asked]) -> list[list[TokenLogprob]]:
+    found: list[list[TokenLogprob]] = [[] for _ in prompts]
     for number, (prompt, tokens) in enumerate(zip(prompts, found, strict=True)):
-        sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
         engine.submit(
             GenerationRequest(
                 tuple(prompt.token_ids),
                 sampling,
-                lambda chunk, tokens=tokens: tokens.extend(chunk.token_ids),  # type: ignore[misc]
+                lambda chunk, tokens=tokens: tokens.extend(chunk.logprobs),  # type: ignore[misc]
                 f"{number}",
                 media=prompt.media,
             )
@@ -126,9 +176,10 @@ def test_answers_are_those_of_transformers(seen: Seen, settings: dict[str, Any])
         assert ("max_total_tokens" in settings) == (engine.stats().num_preemptions > 0)
     finally:
         engine.close()
-    for prompt, one, among in zip(prompts, alone, together, strict=True):
-        assert one == prompt.answer
-        assert among == prompt.answer
+    for prompt, *answered in zip(prompts, alone, together, strict=True):
+        for tokens in answered:
+            assert [token.token_id for token in tokens] == prompt.answer
+            np.testing.assert_allclose([token.logprob for token in tokens], prompt.logprobs, atol=1e-4)
 
 
 def test_rows_and_positions_outside_the_prompt_are_refused(seen: Seen) -> None:
@@ -139,7 +190,7 @@ def test_rows_and_positions_outside_the_prompt_are_refused(seen: Seen) -> None:
     wrong: list[tuple[str, PromptMedia]] = [
         ("not in order", replace(media, spans=media.spans[::-1])),
         ("not in order", replace(media, spans=(late,))),
-        ("not in order", replace(media, spans=(replace(first, first_row=1),))),
+        ("not in order", replace(media, spans=(replace(first, first_row=len(first.media.rows)),))),
     ]
     if (places := media.rotations) is not None:
         others = (places[:, 1:], places - 1, places + len(seen.two.token_ids))

@@ -48,6 +48,7 @@ Selection selection_of(BlockArguments& given) {
     Selection select;
     if (part.has("stretch")) select.stretch = part.value<kernels::Stretch>("stretch");
     if (part.has("most")) select.most = part.at_least(1, "most");
+    select.bidirectional = part.value("bidirectional", false);
     if (part.has("chooser")) select.chooser = part.value<std::shared_ptr<Chooser>>("chooser");
     if (select.chooser != nullptr && select.most == 0)
       throw part.failure("chooser is given without most; expected both or none");

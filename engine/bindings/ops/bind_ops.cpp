@@ -298,6 +298,10 @@ void bind_ops(py::module_& m) {
           "keep_records",
           [](AttentionBatch& batch, const py::array& numbers) { batch.keep_records(view_of(numbers)); },
           py::arg("numbers"), "Records that receive the layers' state after each token, [T] i32; -1: none.")
+      .def(
+          "see_until", [](AttentionBatch& batch, const py::array& ends) { batch.see_until(view_of(ends)); },
+          py::arg("ends"),
+          "Position after the last one that each token attends to in bidirectional layers, [T] i32.")
       .def_property_readonly("num_tokens", &AttentionBatch::num_tokens);
 
   bind_panels(m);

@@ -12,6 +12,12 @@ from typing import Final
 
 from twofold.api.adapter_config import AdapterConfig
 from twofold.api.errors import ConfigError
+from twofold.api.picture_config import (
+    PictureConfig,
+    parse_picture_limit,
+    parse_processor_settings,
+    parse_vision_device,
+)
 from twofold.api.placement_config import PlacementConfig
 from twofold.api.pooling import parse_pooler_config
 from twofold.api.settings import Checked, check, setting
@@ -23,7 +29,7 @@ KV_CACHE_DTYPES: Final = ("auto", "float32", "bfloat16", "q8", "fp8", "fp8_e4m3"
 
 
 @dataclass(frozen=True)
-class EngineConfig(PlacementConfig, AdapterConfig):
+class EngineConfig(PlacementConfig, AdapterConfig, PictureConfig):
     """Engine: model, memory and concurrency limits.
 
     Raises:
@@ -150,6 +156,9 @@ class EngineConfig(PlacementConfig, AdapterConfig):
             self._check_speculation()
         parse_pooler_config(self.pooler_config)
         _ = self.adapters
+        parse_picture_limit(self.limit_mm_per_prompt)
+        parse_vision_device(self.vision_device)
+        parse_processor_settings(self.mm_processor_kwargs)
         if self.prefix_cache_dir is not None and not self.enable_prefix_caching:
             raise ConfigError(
                 "--prefix-cache-dir and --no-enable-prefix-caching were both given; give one of them"
@@ -255,7 +264,15 @@ class ServerConfig(Checked):
         "largest size of the kept responses in bytes; the least recently used ones make room",
         low=0,
     )
-    max_body_bytes: int = setting(8 * 1024 * 1024, "largest accepted request body in bytes", low=1024)
+    max_body_bytes: int = setting(32 * 1024 * 1024, "largest accepted request body in bytes", low=1024)
+    allowed_media_domains: tuple[str, ...] = setting(
+        (),
+        "host from which pictures are fetched that a request names by URL; may be given several times or with commas "
+        "(default: none; pictures come in the request)",
+    )
+    allowed_local_media_path: str | None = setting(
+        None, "directory below which requests may name pictures as file:///PATH (default: none)"
+    )
     max_connections: int | None = setting(
         None, "open connections at the same time (default: from the limit of open files, at most 4096)", low=1
     )

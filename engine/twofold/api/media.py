@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,10 @@ class MediaRows:
     """[n, hidden], in place of the embeddings of n tokens."""
     digest: bytes
     """Digest of the picture, the encoder and its settings: equal rows at equal positions."""
+    num_pixels: int = 0
+    """Pixels of the picture as sent."""
+    thumbnail: str = ""
+    """A small view of it, a JPEG file in base64."""
     deep: F32 | None = None
     """[layers, n, hidden], added to the hidden states after each of the first layers (DeepStack); None: nothing is."""
 
@@ -51,6 +56,24 @@ class PromptMedia:
     rotations: I32 | None = None
     """[axes, prompt tokens] position of each token in rotary embedding, by axis; None: its position in the prompt."""
 
+    @property
+    def pictures(self) -> list[MediaRows]:
+        """The pictures in the prompt's order; one that is shown twice is there twice."""
+        return [span.media for span in self.spans if span.first_row == 0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt that stand for rows of pictures."""
+        return sum(span.count for span in self.spans)
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(begin, end) of all tokens that stand for rows without a token of text between them."""
+        begins = [span.begin for span in self.spans]
+        ends = [span.end for span in self.spans]
+        cuts = [n for n in range(1, len(begins)) if begins[n] > ends[n - 1]]
+        return tuple((begins[a], ends[b - 1]) for a, b in pairwise([0, *cuts, len(begins)]) if a < b)
+
     @cached_property
     def shift(self) -> int:
         """The first answer token's position in rotary embedding minus its position in the sequence."""
@@ -69,7 +92,8 @@ class PromptMedia:
     def digest(self, begin: int, end: int) -> bytes:
         """Digest of the pictures' rows at the tokens from `begin` up to before `end`; empty where there are none."""
         parts = [
-            b"%b %d %d" % (span.media.digest, begin - span.begin, span.first_row)
+            b"%b %d %d %d"
+            % (span.media.digest, span.begin - begin, min(span.end, end) - begin, span.first_row)
             for span in self.spans
             if span.begin < end and begin < span.end
         ]

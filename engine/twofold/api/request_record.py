@@ -31,6 +31,7 @@ class RequestFacts:
     read_s: Annotated[float, "wall: first byte to the end of the body"] = 0.0
     parse_wait_s: Annotated[float, "wall: wait for the process that parses large bodies"] = 0.0
     parse_s: Annotated[float, "wall: body parsed and checked"] = 0.0
+    encode_s: Annotated[float, "wall: pictures fetched and encoded"] = 0.0
     tokenise_wait_s: Annotated[float, "wall: wait for a tokeniser thread"] = 0.0
     template_s: Annotated[float, "wall: chat template rendered"] = 0.0
     tokenise_s: Annotated[float, "wall: prompt tokenised"] = 0.0
@@ -49,6 +50,13 @@ class RequestFacts:
         str, "why a fleet's router chose the replica: prefix, load, retry; empty: no router"
     ] = ""
     adapter: Annotated[str, "LoRA adapter that computed it, or NAME*SCALE of several; empty: none"] = ""
+    num_pictures: Annotated[int, "pictures of the prompt"] = 0
+    image_tokens: Annotated[int, "prompt tokens that stand for rows of pictures"] = 0
+    picture_pixels: Annotated[int, "pixels of the pictures as sent"] = 0
+    pictures_json: Annotated[
+        str | None,
+        "with --telemetry-text: small views of the pictures, a JSON list of JPEG files in base64",
+    ] = None
     longest_gap_s: Annotated[
         float | None,
         "wall: longest time from one token of the answer to the next; NULL: fewer than two, or version 8",

@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-Part = Literal["read", "parse_wait", "parse", "tokenise_wait", "template", "tokenise", "compile"]
+Part = Literal["read", "parse_wait", "parse", "encode", "tokenise_wait", "template", "tokenise", "compile"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 """The parts in order of time: body received; wait for the process that parses large bodies; body parsed and checked;
-wait for a tokeniser thread; chat template rendered; prompt tokenised; grammar of a constrained answer compiled."""
+pictures fetched and encoded; wait for a tokeniser thread; chat template rendered; prompt tokenised; grammar of a
+constrained answer compiled."""
 
 
 @dataclass

@@ -115,6 +115,8 @@ class Usage:
     clock: Clock = "wall"
     cached_tokens: int = 0
     """Prefix-cache hits among the prompt tokens."""
+    image_tokens: int = 0
+    """Prompt tokens that stand for rows of pictures."""
     wall_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Queue, prefill and decode time in wall-clock seconds, whatever `clock` is."""
     max_tokens: int = 0

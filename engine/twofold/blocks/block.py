@@ -171,6 +171,11 @@ class Block(ModelPart):
         return self.layer
 
     @property
+    def bidirectional_pictures(self) -> bool:
+        """Whether tokens of a picture attend to one another."""
+        return False
+
+    @property
     def device_page_elements(self) -> int:
         """Elements per token of the pages on a device."""
         return sum(kept.elements_per_token for kept in self.state if isinstance(kept, Pages))

@@ -67,6 +67,9 @@ class DeviceBatch:
     """int64 [T] or, where pictures have several, [axes, T]: positions in rotary embedding; None: `positions`."""
     media: tuple[MediaPart, ...] = ()
     """Pictures' rows among the tokens."""
+    ends: Tensor | None = None
+    """int64 [T]: position after the last one that a token attends to where tokens of a picture attend to one another;
+    None: each attends to none after its own."""
 
     def sequences(self) -> tuple[int, list[tuple[int, slice]]]:
         """Number of leading sequences with one token each, and (index, rows) of each other sequence."""
@@ -82,6 +85,9 @@ class DeviceBatch:
         """`chain` of rows that `by_record` returned; None where each of its sequences has one record."""
         num_decode = self.sequences()[0]
         return None if self.chain is None or rows.stop > num_decode else self.chain[rows]
+
+    def ends_of(self, rows: slice) -> Tensor | None:
+        return None if self.ends is None else self.ends[rows]
 
     def by_record(self) -> list[tuple[Tensor, slice]]:
         """(records, rows): first all leading sequences with one token each, then each other sequence separately."""
@@ -102,8 +108,11 @@ class KvLayer:
 class AttendedStretch(Protocol):
     """Stretch of positions that a query attends to, as `blocks.attention.selection.Selection` has it."""
 
-    def seen(self, positions: Tensor, length: int) -> Tensor:
-        """bool [Q, length]: which of a sequence's first `length` positions queries at `positions` [Q] attend to."""
+    def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
+        """bool [Q, length]: which of a sequence's first `length` positions queries at `positions` [Q] attend to.
+
+        ends: [Q] see `DeviceBatch.ends`.
+        """
 
     @property
     def native(self) -> Stretch: ...
@@ -266,12 +275,15 @@ class DeviceKernels(Protocol):
         shape: HeadShape,
         sinks: Tensor | None = None,
         chosen: ChosenPositions | None = None,
+        *,
+        ends: Tensor | None = None,
     ) -> Tensor:
-        """Causal attention of several queries of one sequence over its first `seq_len` positions.
+        """Attention of several queries of one sequence over its first `seq_len` positions.
 
         Args:
             q: [Q, heads, head_dim].
             positions: int64 [Q], of the queries; each attends to itself and earlier positions, as selected.
+            ends: int64 [Q] see `DeviceBatch.ends`.
             pages: int32, the sequence's pages in order.
         """
 

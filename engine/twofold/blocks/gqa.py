@@ -151,6 +151,10 @@ class Gqa(ComposedBlock):
         return self.layer if self.project.kv_layer is None else self.project.kv_layer
 
     @property
+    def bidirectional_pictures(self) -> bool:
+        return self.select.bidirectional
+
+    @property
     def device_page_elements(self) -> int:
         chooser = sum(planes * elements for planes, elements in self.select.planes)
         return self._device_row_elements + chooser if self.own_kv else 0

@@ -141,7 +141,10 @@ class GqaOnDevice:
         for s, rows in others:
             positions, seq_len = batch.positions[rows], batch.host_seq_lens[s]
             pages, own = batch.page_tables[s], None if chosen is None else chosen.of(rows)
+            ends = batch.ends_of(rows)
             parts.append(
-                kernels.prompt_attention(q[rows], positions, pages, seq_len, kv, shape, self.sinks, own)
+                kernels.prompt_attention(
+                    q[rows], positions, pages, seq_len, kv, shape, self.sinks, own, ends=ends
+                )
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)

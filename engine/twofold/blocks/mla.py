@@ -145,6 +145,10 @@ class Mla(ComposedBlock):
         return Cost(2 * self.cached, 2.0 * self.num_heads * (self.cached + self.kv_lora_rank))
 
     @property
+    def bidirectional_pictures(self) -> bool:
+        return self.select.bidirectional
+
+    @property
     def state(self) -> tuple[Pages, ...]:
         return Pages(1, self.cached), *(Pages(*plane) for plane in self.select.planes)
 
@@ -416,7 +420,7 @@ class MlaOnDevice:
             length = int(batch.seq_lens[s]) if s < num_decode else batch.host_seq_lens[s]
             used = batch.page_tables[s, : -(-length // kept.shape[1])].long()
             latents = kept[used].flatten(0, 1)[:length].to(absorbed.dtype)[:, None]
-            seen = shape.select.seen(batch.positions[rows], length)
+            seen = shape.select.seen(batch.positions[rows], length, batch.ends_of(rows))
             if chosen is not None:
                 seen = chosen.of(rows).within(seen, shape.num_heads)
             values = latents[..., : shape.kv_lora_rank]

@@ -28,12 +28,14 @@ class PromptAttention:
         shape: HeadShape,
         sinks: Tensor | None = None,
         chosen: ChosenPositions | None = None,
+        *,
+        ends: Tensor | None = None,
     ) -> Tensor:
         page_size = kv.keys.shape[1]
         used = pages[: -(-seq_len // page_size)].long()
         keys = kv.keys[used].flatten(0, 1)[:seq_len].to(q.dtype)
         values = kv.values[used].flatten(0, 1)[:seq_len].to(q.dtype)
-        seen = shape.select.seen(positions, seq_len)
+        seen = shape.select.seen(positions, seq_len, ends)
         if chosen is not None:
             seen = chosen.within(seen, shape.num_heads)
         return shape.scores.attended(q, keys, values, seen, sinks=sinks)

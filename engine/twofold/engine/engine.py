@@ -18,7 +18,7 @@ from typing import Literal
 
 from twofold.api.config import EngineConfig
 from twofold.api.constraints import CompiledConstraint, Constraint
-from twofold.api.errors import CapacityError, DeviceLostError, TwofoldError
+from twofold.api.errors import CapacityError, ConfigError, DeviceLostError, TwofoldError
 from twofold.api.types import (
     Chunk,
     EngineFailure,
@@ -49,6 +49,7 @@ from twofold.step.sampler import Sampler
 from twofold.step.sequences import NOTHING_SCHEDULED, Schedule, ScheduledSequence, Sequence
 from twofold.step.speculation import Speculator
 from twofold.telemetry.sink import TelemetrySink
+from twofold.vision.service import PictureService
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,9 @@ class Engine:
         self.info = info
         self.pooling = parts.pooling
         """How the model pools hidden states."""
+        self.pictures = None if parts.pictures is None else PictureService(parts.pictures)
+        """Encodes pictures of prompts; None: the model reads text only."""
+        self._bidirectional_pictures = parts.bidirectional_pictures
         self.vocab_size = runner.vocab_size
         self.memory_advice: Seq[str] = ()
         """Logged with a step that ran out of memory: the fit's table, and which settings to lower."""
@@ -156,7 +160,12 @@ class Engine:
         """
         parts = load_parts(config, progress, prefix_store, share)
         info = dataclasses.replace(parts.info, replica=replica)
-        return cls(config, dataclasses.replace(parts, info=info), telemetry)
+        if config.load_vision and parts.pictures is None:
+            raise ConfigError("--load-vision was given, but the model has no picture encoder; leave it out")
+        engine = cls(config, dataclasses.replace(parts, info=info), telemetry)
+        if config.load_vision and engine.pictures is not None:
+            engine.pictures.load()
+        return engine
 
     # ---- callers' threads -------------------------------------------------------------------------------------------
 
@@ -185,7 +194,14 @@ class Engine:
         max_tokens = max_answer_tokens(request, self.max_context)
 
         def begin() -> RequestState:
-            sequence = Sequence(next(self._numbers), request, list(request.prompt_token_ids), max_tokens)
+            runs = () if request.media is None or not self._bidirectional_pictures else request.media.runs
+            sequence = Sequence(
+                next(self._numbers),
+                request,
+                list(request.prompt_token_ids),
+                max_tokens,
+                bidirectional=runs,
+            )
             state = RequestState(
                 sequence,
                 self.tokenizer.detokenizer(shown=request.shown_tokens),
@@ -239,6 +255,8 @@ class Engine:
         self._requests.update_from_inbox(self.max_context)
         self._delivery.wake()
         self._grammars.close()
+        if self.pictures is not None:
+            self.pictures.close()
         self._recorder.drain()
         self.recording.close()
         self._pool.close()

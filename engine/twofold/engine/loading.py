@@ -19,6 +19,7 @@ from twofold import __version__, _core
 from twofold.adapters.reading import reserved_bytes
 from twofold.api.config import EngineConfig
 from twofold.api.errors import KernelError, ModelLoadError
+from twofold.api.picture_config import parse_vision_device
 from twofold.api.pooling import ModelPooling, parse_pooler_config
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
@@ -45,9 +46,9 @@ from twofold.experts.placement import check_placement
 from twofold.experts.policies import check_policy
 from twofold.experts.spread import RankShare
 from twofold.experts.warm_start import open_cache_state
-from twofold.models import ModelFiles, ProgressFn, open_model_files
+from twofold.models import ModelFiles, ProgressFn, open_model_files, picture_encoder
 from twofold.models.bundled import bundled_model_path
-from twofold.models.config import ModelConfig
+from twofold.models.config import ModelConfig, has_bidirectional_pictures
 from twofold.models.pooling import read_pooling
 from twofold.models.sizing import trace_sizes
 from twofold.step.adapters import AdaptedModel, ModelAdapters
@@ -59,6 +60,8 @@ from twofold.step.expert_loading import load_experts, slot_plan
 from twofold.step.model import LoadedModel
 from twofold.step.runner import LoadedRunner, ModelRunner
 from twofold.text.tokenizer import Tokenizer
+from twofold.vision.service import PictureSource
+from twofold.vision.source import picture_source
 from twofold.weights.gguf_source import GgufSource
 from twofold.weights.mapped_files import MappedFiles
 from twofold.weights.panel_file import check_if_changed
@@ -87,8 +90,12 @@ class EngineParts:
     """Drafter that computes with a model, if one is configured."""
     pooling: ModelPooling
     """How the model pools hidden states."""
+    bidirectional_pictures: bool
+    """Whether tokens of a picture attend to one another."""
     weights: MappedFiles
     """Files that steps read weights from."""
+    pictures: PictureSource | None = None
+    """The model's picture encoder; None: it reads text only."""
     adapters: AdaptedModel | None = None
     """Where adapters go; None: the runner computes none."""
     reload_on_cpu: Callable[[str], EngineParts] | None = None
@@ -273,7 +280,9 @@ class _Opened:
             recorded=_recorded_model(path, files.config),
             drafter=model_drafter,
             pooling=self.pooling,
+            bidirectional_pictures=has_bidirectional_pictures(files.config.layers),
             weights=weights,
+            pictures=picture_source(config, path, files, threads=config.cpu_threads),
             adapters=loaded.adapters,
         )
 
@@ -302,6 +311,14 @@ def _open_tokenizer(requested: str | None, path: Path, files: ModelFiles) -> Tok
     if requested is None and isinstance(files.tensors, GgufSource):
         return Tokenizer.from_gguf(files.tensors.file, vocab_size=files.config.vocab_size)
     return Tokenizer.open(requested or path, vocab_size=files.config.vocab_size)
+
+
+def _later_bytes(config: EngineConfig, files: ModelFiles) -> int:
+    """Host memory of adapters and of the picture encoder, which are loaded when they are needed."""
+    if parse_vision_device(config.vision_device) is not None:
+        return reserved_bytes(config)
+    elements = picture_encoder.encoder_elements(files.config, files.tensors)
+    return reserved_bytes(config) + picture_encoder.host_bytes(elements)
 
 
 def _load_on_cpu(
@@ -335,7 +352,7 @@ def _load_on_cpu(
     )
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     own = NO_DRAFT_MEMORY if drafter is None else drafter.memory
-    later_bytes = own.weights_bytes + reserved_bytes(config)
+    later_bytes = own.weights_bytes + _later_bytes(config, files)
     capacity = plan_capacity(config, model, mapped_bytes + later_bytes, own.bytes_per_token)
     cache_dtype = model.cache_dtype(config.kv_cache_dtype)
     page_bytes = config.page_size * model.cache_bytes_per_token(cache_dtype)

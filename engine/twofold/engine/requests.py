@@ -117,6 +117,19 @@ def _check_media(media: PromptMedia, num_tokens: int) -> None:
         )
 
 
+def _of_pictures(media: PromptMedia | None, *, shown: bool) -> dict[str, Any]:
+    """The columns of a request about its pictures. shown: with small views of them."""
+    if media is None:
+        return {}
+    pictures = media.pictures
+    return {
+        "num_pictures": len(pictures),
+        "image_tokens": media.num_tokens,
+        "picture_pixels": sum(picture.num_pixels for picture in pictures),
+        "pictures_json": json.dumps([picture.thumbnail for picture in pictures]) if shown else None,
+    }
+
+
 def _check_pooled(request: GenerationRequest, vocab_size: int, max_context: int) -> None:
     if len(request.prompt_token_ids) > max_context:
         raise RequestError(
@@ -332,6 +345,7 @@ class RequestState:
             decode_s=decode_s,
             clock=clock,
             cached_tokens=self.sequence.num_cached,
+            image_tokens=0 if (media := self.sequence.request.media) is None else media.num_tokens,
             wall_s=self._wall_durations(),
             max_tokens=self.sequence.max_tokens,
             accepted_prediction_tokens=(accepted := self.sequence.num_accepted if predicted else 0),
@@ -363,6 +377,7 @@ class RequestState:
             prefill_wall_s=prefill_wall_s,
             decode_wall_s=decode_wall_s,
             **self._before_submission(),
+            **_of_pictures(request.media, shown=self._pieces is not None and self._finish_reason is not None),
             answer_json=json.dumps(self._pieces) if self._pieces and self._finish_reason else None,
             accepted_tokens=self.sequence.num_accepted,
             rejected_tokens=self.sequence.num_rejected,

@@ -151,13 +151,15 @@ class Scheduler:
             if room <= 0:
                 continue
             shared = None if sequence in chunks else self._pool.next_page_digest(sequence)
-            if shared in prefixes_in_step:
+            if shared in prefixes_in_step or not self._admit(sequence):
                 continue
-            if self._admit(sequence):
-                if shared is not None:
-                    prefixes_in_step.add(shared)
-                wanted = min(chunks[sequence] + room, sequence.num_uncomputed)
-                chunks[sequence] = max(chunks[sequence], self._pool.prefill_chunk(sequence, wanted))
+            wanted = min(chunks[sequence] + room, sequence.num_uncomputed)
+            count = sequence.whole_chunk(self._pool.prefill_chunk(sequence, wanted))
+            if count > wanted and chunks:  # a picture that a step without other prompts computes whole
+                continue
+            if shared is not None:
+                prefixes_in_step.add(shared)
+            chunks[sequence] = max(chunks[sequence], count)
         return [ScheduledSequence.of(sequence, count) for sequence, count in chunks.items()]
 
     def _prefill_budget_tokens(self, num_decoding: int) -> int:

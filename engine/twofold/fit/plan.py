@@ -14,6 +14,7 @@ from typing import Any, Final
 from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
+from twofold.api.picture_config import parse_vision_device
 from twofold.api.placement_config import SLOT_FIELDS
 from twofold.api.settings import flag_name
 from twofold.device.memory.budget import DeviceBudget, DeviceMemory, plan_devices
@@ -21,6 +22,7 @@ from twofold.device.memory.needs import needs_of
 from twofold.device.memory.pipeline import plan_machine
 from twofold.experts.device_split import requested_split, split_slots
 from twofold.fit.speed import Speed
+from twofold.models import picture_encoder
 from twofold.models.model_files import ModelFiles
 from twofold.models.sizing import ModelSize, gib, measure_files
 from twofold.weights.weight_format import packed_expert_bytes
@@ -205,8 +207,7 @@ class _Draft:
         given = next((name for name in SLOT_FIELDS if name in self.given), None)
         ratio = int(1000 * slots / budget.num_experts) / 1000 if budget.num_experts else 1.0
         name = given or "gpu_experts_ratio"
-        reserved = budget.gpus[0].adapter_bytes
-        beside = f"the KV cache and {gib(reserved)} for LoRA adapters" if reserved else "the KV cache"
+        beside = " and ".join(["the KV cache", *budget.gpus[0].reserved])
         self.set(name, ratio, f"{slots} of {budget.num_experts} experts: what VRAM holds beside {beside}")
         if self.machine.devices:
             self.device_slots = tuple(split_slots(slots, budget.shares, budget.num_experts))
@@ -235,6 +236,7 @@ class _Draft:
         for kind in kinds:
             size = measure_files(self.files, kv_cache_dtype=kind)
             room = self.machine.host_bytes - size.host_bytes(0) - size.bytes_per_sequence - extra_bytes
+            room -= self._picture_bytes(size)
             tokens = max(0, room // max(1, size.kv_bytes_per_token))
             if best is None or min(tokens, self.target) > min(best[1], self.target):
                 best = size, tokens
@@ -246,6 +248,11 @@ class _Draft:
                 break
         assert best is not None
         return best
+
+    def _picture_bytes(self, size: ModelSize) -> int:
+        """Host memory of the picture encoder."""
+        on_device = parse_vision_device(self.config.vision_device) is not None
+        return 0 if on_device else picture_encoder.host_bytes(size.encoder_elements)
 
     def _host_plan(self, size: ModelSize, room_tokens: int, num_slots: int) -> FitPlan:
         page = self.config.page_size
@@ -298,10 +305,17 @@ class _Draft:
             "one request at a time was given" if single else "serves several requests; single for one user",
         )
         self.set("cpu_threads", self.machine.threads, self.machine.threads_reason)
+        if size.encoder_elements:
+            on_host = gib(picture_encoder.host_bytes(size.encoder_elements))
+            on_device = gib(picture_encoder.device_bytes(size.encoder_elements))
+            self.why["vision_device"] = (
+                f"the picture encoder takes {on_host} of memory from the first picture on; on a GPU {on_device} of its "
+                "memory are reserved"
+            )
         self._set_accelerator()
         config = dataclasses.replace(self.config, **self.changes)
         order = ("accelerator", "gpu_experts_ratio", *SLOT_FIELDS[1:], "tensor_split", "max_model_len")
-        rest = ("max_total_tokens", "kv_cache_dtype", "cpu_threads", "backend")
+        rest = ("max_total_tokens", "kv_cache_dtype", "cpu_threads", "backend", "vision_device")
         names = [name for name in (*order, *rest) if name in self.why]
         shown = {"max_model_len": context or self.longest}
         choices = [

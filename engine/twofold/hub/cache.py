@@ -138,10 +138,19 @@ def cached_models() -> Iterator[CachedModel]:
 
 
 def remove(model: CachedModel) -> int:
-    """Delete a model's files, and blobs that no other snapshot needs. Returns the bytes freed."""
+    """Delete a model's files, and blobs that no other snapshot needs. Returns the bytes freed.
+
+    A projector is deleted with the last model that uses it.
+    """
     folder, root = model.folder, model.folder.snapshot(model.commit)
-    targets = [(root / name).resolve() for name in model.variant.files]
-    for name in model.variant.files:
+    others = [each for each in folder.complete_variants(model.commit) if each != model.variant]
+    names = [
+        name
+        for name in model.variant.downloads
+        if name not in {each for other in others for each in other.downloads}
+    ]
+    targets = [(root / name).resolve() for name in names]
+    for name in names:
         (root / name).unlink()
     needed = {file.resolve() for file in (folder.path / "snapshots").rglob("*") if file.is_symlink()}
     freed = 0

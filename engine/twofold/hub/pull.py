@@ -39,7 +39,7 @@ def find_cached(model: HubModel) -> CachedModel | None:
     if commit is None or not variants:
         return None
     try:
-        chosen = choose_variant(model, [name for variant in variants for name in variant.files])
+        chosen = choose_variant(model, [name for variant in variants for name in variant.downloads])
     except ModelLoadError:
         return None  # the cache has other variants of this repository
     if model.quant is None and chosen.entry and chosen.quant != USUAL_QUANT and not is_offline():
@@ -72,7 +72,7 @@ def pull_model(model: HubModel, report: Report) -> CachedModel:
         return found
     listing = list_repository(model)
     variant = choose_variant(model, list(listing.files))
-    _fetch(model, listing, variant.files, report)
+    _fetch(model, listing, variant.downloads, report)
     return CachedModel(RepoFolder.of(model.repo), listing.commit, variant)
 
 

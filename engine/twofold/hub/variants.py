@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from twofold.api.errors import ModelLoadError
+from twofold.api.projector_names import is_projector, preferred_projector
 from twofold.hub.reference import HubModel
 
 INDEX: Final = "model.safetensors.index.json"
@@ -42,22 +43,41 @@ class Variant:
     """Names in the repository, small files first."""
     entry: str
     """The file to open, relative to the repository; "" for the directory."""
+    projector: str = ""
+    """File of the picture encoder, which all variants of a folder share; "": none."""
+
+    @property
+    def downloads(self) -> tuple[str, ...]:
+        """What to fetch. The projector comes first: a model that is complete has it."""
+        return (*filter(None, [self.projector]), *self.files)
 
 
 def gguf_variants(names: Iterable[str]) -> list[Variant]:
-    """Complete GGUF models among `names`, without multimodal projectors and importance matrices."""
+    """Complete GGUF models among `names` with their projectors, without importance matrices."""
+    names = sorted(names)
     parts: dict[str, list[tuple[str, int]]] = {}
-    for name in sorted(names):
+    for name in names:
         match = _GGUF_PART.fullmatch(name)
-        last = name.rpartition("/")[2].lower()
-        if match is None or last.startswith("mmproj") or "imatrix" in last:
+        last = name.rpartition("/")[2]
+        if match is None or is_projector(last) or "imatrix" in last.lower():
             continue
         parts.setdefault(match["stem"], []).append((name, int(match["count"] or 1)))
     return [
-        Variant(quant_of(stem), tuple(name for name, _ in files), files[0][0])
+        Variant(
+            quant_of(stem), tuple(name for name, _ in files), files[0][0], _projector_of(files[0][0], names)
+        )
         for stem, files in parts.items()
         if all(count == len(files) for _, count in files)
     ]
+
+
+def _projector_of(entry: str, names: Sequence[str]) -> str:
+    """The projector in a model's folder, or else at the top of the repository; "" if there is none."""
+    for folder in (entry[: entry.rfind("/") + 1], ""):
+        inside = [name.removeprefix(folder) for name in names if name.startswith(folder)]
+        if (found := preferred_projector(inside)) is not None:
+            return folder + found
+    return ""
 
 
 def quant_of(stem: str) -> str:

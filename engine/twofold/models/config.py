@@ -284,6 +284,11 @@ def expert_limits(layers: Iterable[Iterable[Block]]) -> tuple[float, ...]:
     return limits if any(limits) else ()
 
 
+def has_bidirectional_pictures(layers: Iterable[Iterable[Block]]) -> bool:
+    """Whether tokens of a picture attend to one another in some layer."""
+    return any(block.bidirectional_pictures for layer in layers for block in layer)
+
+
 def cache_row_bytes(dtype: CacheDType, elements: int) -> int:
     """Bytes of a row of keys, values or latents: its elements, and with q8 the row's float32 scale."""
     element_bytes = {"float32": 4, "bfloat16": 2, "q8": 1, "fp8": 1}[dtype]

@@ -261,7 +261,7 @@ class _Layers:
             raise fields.error("sliding_window", None, "an integer, because some layers have such a window")
         sliding = changed(full, decoder.windowed)
         if window is not None:
-            sliding = replace(sliding, select=Window(window))
+            sliding = replace(sliding, select=Window(window, bidirectional=sliding.select.bidirectional))
         own = self._rotation(SLIDING, sliding) if windows else rotations[0]
         if own != rotations[0] and sliding.rotation is not None:
             rotations.append(own)

@@ -317,6 +317,12 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "shared_expert_intermediate_size": 512, "norm_topk_prob": True, "moe_intermediate_size": 512,
         "num_experts_per_tok": 8, "num_experts": 256,
     },
+    "qwen3_5_text": {
+        "vocab_size": 248_320, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 12_288, "max_position_embeddings": 32_768,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+    },
     "qwen3_moe": {
         "vocab_size": 151_936, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32,
         "num_key_value_heads": 4, "intermediate_size": 6144, "max_position_embeddings": 32_768,
@@ -337,6 +343,11 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "rope_theta": 1_000_000.0, "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
         "moe_intermediate_size": 768, "sliding_window": None, "decoder_sparse_step": 1, "mlp_only_layers": [],
         "layer_types": None,
+    },
+    "qwen3_vl_text": {
+        "vocab_size": 151_936, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "head_dim": 128, "intermediate_size": 22_016, "max_position_embeddings": 128_000,
+        "rope_theta": 500_000.0, "tie_word_embeddings": True,
     },
     "qwen3_vl_moe_text": {
         "vocab_size": 151_936, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,

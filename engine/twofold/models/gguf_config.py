@@ -172,7 +172,7 @@ class GgufMetadata:
         """RoPE settings; `default_theta`: if llama.cpp's default is not the family's."""
         fields = self.fields
         theta = fields.optional_number("rope.freq_base", above=True) or default_theta
-        settings: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+        settings: dict[str, Any] = {"rope_type": "default", "rope_theta": theta} | self._axes()
         kind = fields.text("rope.scaling.type", "linear" if "rope.scale_linear" in fields.data else "none")
         if kind not in ("none", "linear", "yarn"):
             raise fields.error("rope.scaling.type", kind, "one of none, linear, yarn")
@@ -193,6 +193,21 @@ class GgufMetadata:
             raise fields.error("rope.scaling.factor", factor, "a number of at least 1")
         settings |= {"rope_type": kind, "factor": factor}
         return settings if kind == "linear" else settings | self._yarn(factor)
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether positions have axes: pictures have rows and columns."""
+        return bool(self._axes())
+
+    def _axes(self) -> dict[str, Any]:
+        """Rotated pairs by axis, as Qwen's settings have them; files have a fourth axis without pairs."""
+        key = "rope.dimension_sections"
+        pairs = np.ravel(self.file.fields.get(f"{self.file.fields['general.architecture']}.{key}", []))
+        if not pairs.size:
+            return {}
+        if pairs.dtype.kind not in "ui" or pairs.size not in (3, 4) or pairs.min() < 0 or any(pairs[3:]):
+            raise self.fields.error(key, pairs.tolist()[:8], "numbers of pairs of three axes")
+        return {"mrope_section": [int(count) for count in pairs[:3]]}
 
     def _yarn(self, factor: float) -> dict[str, Any]:
         fields = self.fields

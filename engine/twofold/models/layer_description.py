@@ -22,6 +22,7 @@ _NEEDED: Final[Mapping[str, Mapping[str, Any]]] = {
     "granitemoe_swa": {"num_hidden_layers": 32},
     "lfm2_moe": {"layer_types": ["full_attention" if n % 4 == 2 else "conv" for n in range(32)]},
     "gemma3_vision": {"text_config": {"num_hidden_layers": 26}},
+    "qwen3_vl": {"text_config": {"num_hidden_layers": 32}},
     "qwen3_vl_moe": {"text_config": {"head_dim": 128}},
     "glm4v_moe": {"text_config": {"head_dim": 128}},
     "qwen3_omni_moe": {"thinker_config": {"text_config": {"head_dim": 128}}},

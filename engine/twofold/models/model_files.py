@@ -23,6 +23,7 @@ from twofold.blocks.panels import PACKED_WHEN_LOADED, MappedPanels, Panels
 from twofold.blocks.recoding import RecodedExperts, Recoding
 from twofold.models.config import ModelConfig, WeightDType
 from twofold.models.config_json import directory_quantization
+from twofold.models.picture_encoder import VISION_TOWER
 from twofold.models.registry import read_config, read_gguf_config
 from twofold.weights.checkpoint import Checkpoint
 from twofold.weights.gguf_file import GgufFile, is_gguf
@@ -332,7 +333,8 @@ def _report_left_out(config: ModelConfig, tensors: TensorSource) -> None:
         names = [name for name in tensors if fnmatch(name, pattern)]
         if names:
             num_bytes = sum(tensors.entry(name).num_bytes for name in names)
+            why = "is read with the first picture" if part == VISION_TOWER else "is not run"
             _log.info(
-                "%s: %s is not run; left out: %d tensors %s, %.2f GB",
-                tensors.where, part, len(names), pattern, num_bytes / 1e9,
+                "%s: %s %s; left out: %d tensors %s, %.2f GB",
+                tensors.where, part, why, len(names), pattern, num_bytes / 1e9,
             )  # fmt: skip

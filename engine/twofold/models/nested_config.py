@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from twofold.models.config import ModelConfig
+from twofold.models.picture_encoder import VISION_TOWER
 from twofold.models.quantization import read_quantization
 from twofold.weights.json_file import Fields
 
@@ -32,5 +33,5 @@ def text_fields(fields: Fields, architecture: str) -> Fields:
 
 def without_images(config: ModelConfig, renamed: tuple[tuple[str, str], ...], *patterns: str) -> ModelConfig:
     """A text part with its checkpoint renames and the tensor patterns of the unsupported vision tower."""
-    vision = tuple(("vision tower", pattern) for pattern in patterns)
+    vision = tuple((VISION_TOWER, pattern) for pattern in patterns)
     return replace(config, renamed=renamed, left_out=(*config.left_out, *vision))

@@ -29,6 +29,8 @@ from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.json_file import Fields
 
 _NO_CHAT: Final = FamilyChat()
+_PILLOW: Final = "pillow"
+_TORCHVISION: Final = "torchvision"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Family:
     gguf: str
     chat: FamilyChat = _NO_CHAT
     """Markup of tool calls and reasoning in its models' output."""
+    pictures: str = ""
+    """Package with which transformers scales pictures for its encoder; "": it reads text alone."""
 
 
 _QWEN3: Final = FamilyChat(("qwen3_coder", "hermes"), ("qwen3",))
@@ -62,8 +66,13 @@ FAMILIES: Final = (
     Family("qwen2_moe", ("Qwen2MoeForCausalLM",), "qwen2moe", FamilyChat(("hermes",))),
     Family("qwen3_next", ("Qwen3NextForCausalLM",), "qwen3next", _QWEN3),
     Family(
-        "qwen3_5_moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), "qwen35moe", _QWEN3
+        "qwen3_5_moe",
+        ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+        "qwen35moe",
+        _QWEN3,
+        _PILLOW,
     ),
+    Family("qwen3_5", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), "qwen35", _QWEN3, _PILLOW),
     Family("olmoe", ("OlmoeForCausalLM",), "olmoe"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe", _GLM),
     Family("dots1", ("Dots1ForCausalLM",), "dots1", FamilyChat(end_of_turn=("<|endofresponse|>",))),
@@ -79,7 +88,7 @@ FAMILIES: Final = (
     Family("seed_oss", ("SeedOssForCausalLM",), "seed_oss", FamilyChat(("seed_oss",), ("seed_oss",))),
     Family("gemma2", ("Gemma2ForCausalLM",), ""),
     Family("gemma3", ("Gemma3ForCausalLM",), "gemma3"),
-    Family("gemma3_vision", ("Gemma3ForConditionalGeneration",), ""),
+    Family("gemma3_vision", ("Gemma3ForConditionalGeneration",), "", pictures=_PILLOW),
     Family(
         "solar_open",
         ("SolarOpenForCausalLM",),
@@ -88,8 +97,9 @@ FAMILIES: Final = (
     ),
     Family("hy_v3", ("HYV3ForCausalLM",), "hy_v3", _HY),
     Family("mellum", ("MellumForCausalLM",), "mellum", _QWEN3),
-    Family("qwen3_vl_moe", ("Qwen3VLMoeForConditionalGeneration",), "qwen3vlmoe", _QWEN3),
-    Family("glm4v_moe", ("Glm4vMoeForConditionalGeneration",), "", _GLM),
+    Family("qwen3_vl_moe", ("Qwen3VLMoeForConditionalGeneration",), "qwen3vlmoe", _QWEN3, _PILLOW),
+    Family("qwen3_vl", ("Qwen3VLForConditionalGeneration",), "qwen3vl", _QWEN3, _PILLOW),
+    Family("glm4v_moe", ("Glm4vMoeForConditionalGeneration",), "", _GLM, _PILLOW),
     Family(
         "qwen3_omni_moe",
         ("Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration"),
@@ -148,6 +158,7 @@ FAMILIES: Final = (
         ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
         "llama4",
         FamilyChat(("llama4_pythonic", "llama4_json"), (), ("<|eot|>", "<|eom|>")),
+        _TORCHVISION,
     ),
     Family("deepseek_v3", ("DeepseekV3ForCausalLM",), "deepseek2", _DEEPSEEK),
     Family("deepseek_v2", ("DeepseekV2ForCausalLM",), "", _DEEPSEEK),
@@ -165,20 +176,25 @@ FAMILIES: Final = (
         ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"),
         "mistral4",
         FamilyChat(("mistral",), ("mistral",)),
+        _PILLOW,
     ),
-    Family("step3p7", ("Step3p7ForConditionalGeneration", "Step3p5ForCausalLM"), "step35", _XML),
+    Family(
+        "step3p7", ("Step3p7ForConditionalGeneration", "Step3p5ForCausalLM"), "step35", _XML, _TORCHVISION
+    ),
     Family("glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), "deepseek2", _GLM),
     Family(
         "kimi_k25",
         ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
         "deepseek2",
         _KIMI,
+        _TORCHVISION,
     ),
     Family(
         "gemma4",
         ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
         "gemma4",
         FamilyChat(("gemma4",), ("gemma4",), ("<turn|>",)),
+        _PILLOW,
     ),
 )
 ARCHITECTURES: Final = tuple(sorted(name for family in FAMILIES for name in family.classes))
@@ -257,11 +273,13 @@ def chat_marks(architecture: str, template: str | None) -> ChatMarks:
 
 
 def describe_family(family: Family) -> str:
-    """A family's models and architecture: its summary, or the first line of its module."""
+    """A family's models and architecture, from its summary or the first line of its module, and its pictures."""
     module = module_of(family)
+    summary = (module.__doc__ or "").partition("\n")[0]
     if isinstance(module, DecoderFamily):
-        return module.decoder.summary
-    return (module.__doc__ or "").partition("\n")[0]
+        summary = module.decoder.summary
+    needs = f", with {family.pictures} installed" if family.pictures == _TORCHVISION else ""
+    return f"{summary} Reads pictures{needs}." if family.pictures else summary
 
 
 def module_of(family: Family) -> FamilyModule:

@@ -17,6 +17,7 @@ from twofold.blocks.block import Block, ExpertBlock
 from twofold.blocks.head import Embedding
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import ModelFiles, OpenPart, open_model_files
+from twofold.models.picture_encoder import encoder_elements
 
 WORKING_BYTES: Final = 512 * 1024 * 1024
 """Interpreter, libraries and activations, bytes: a conservative estimate, not a measurement."""
@@ -47,6 +48,8 @@ class ModelSize:
     """The rotation table, which every device with layers has."""
     adapter_elements: int = 0
     """Elements of an adapter of rank 1 that changes every matrix of the layers but the experts'."""
+    encoder_elements: int = 0
+    """Weights of the picture encoder; 0: there is none."""
 
     @property
     def num_experts_total(self) -> int:
@@ -112,6 +115,7 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
         device_layer_bytes=tuple(of_layer),
         rotation_bytes=rotation,
         adapter_elements=adapter_elements,
+        encoder_elements=encoder_elements(config, files.tensors),
     )
 
 

@@ -96,6 +96,7 @@ class StepBatch:
             records=np.array([item.sequence.record or 0 for item in scheduled], np.int32),
             kept_records=_kept_records(scheduled) if has_drafts else None,
             rotations=rotations_of(scheduled),
+            ends=ends_of(scheduled),
         )
         self.media = media_of(scheduled)
         self._num_pages = [len(item.sequence.pages) for item in scheduled]
@@ -160,6 +161,23 @@ def rotations_of(scheduled: Seq[ScheduledSequence]) -> I32 | None:
         rows = np.arange(begin, end, dtype=np.int32) if media is None else media.rotations_of(begin, end)
         found.append(np.broadcast_to(rows, (_AXES, num_tokens)))
     return np.concatenate(found, axis=1)
+
+
+def ends_of(scheduled: Seq[ScheduledSequence]) -> I32 | None:
+    """[T] see `BatchMeta.ends`."""
+    seen = [item.sequence.bidirectional for item in scheduled]
+    if not any(
+        own and own[-1][1] > item.sequence.num_computed for own, item in zip(seen, scheduled, strict=True)
+    ):
+        return None
+    found = []
+    for (sequence, num_tokens, *_), own in zip(scheduled, seen, strict=True):
+        before = sequence.num_computed
+        ends = np.arange(before + 1, before + num_tokens + 1, dtype=np.int32)
+        for begin, end in own:
+            ends[max(begin - before, 0) : max(end - before, 0)] = end
+        found.append(ends)
+    return np.concatenate(found)
 
 
 def _turned(media: PromptMedia | None) -> PromptMedia | None:

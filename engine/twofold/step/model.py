@@ -50,6 +50,8 @@ class BatchMeta:
     """[T] further record that receives the state after each token, -1 for none; None: no draft is verified."""
     rotations: I32 | None = None
     """[axes, T] positions in rotary embedding where pictures have others; None: `positions`."""
+    ends: I32 | None = None
+    """[T] position after the last one that a token attends to in bidirectional layers; None: the one after its own."""
 
 
 class AttentionBatches:
@@ -75,6 +77,8 @@ class AttentionBatches:
             made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
         if batch.kept_records is not None:
             made.keep_records(batch.kept_records)
+        if batch.ends is not None:
+            made.see_until(batch.ends)
         return made
 
 

@@ -71,6 +71,8 @@ class Sequence:
     """Leading pages shared through the prefix cache."""
     digests: list[bytes] = field(default_factory=list)
     """Digests of its full pages, each covering all pages before it; computed as needed."""
+    bidirectional: tuple[tuple[int, int], ...] = ()
+    """(begin, end) of tokens that attend to one another, so that one step computes them all: ascending, apart."""
     record: int | None = None
     """Number of its record in the cache, while it runs."""
     num_computed: int = 0
@@ -109,6 +111,19 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens to compute before the next one can be picked."""
         return len(self.token_ids) - self.num_computed
+
+    def visible_end(self, position: int) -> int:
+        """Position after the last one that the token at `position` attends to in bidirectional layers."""
+        return next((end for begin, end in self.bidirectional if begin <= position < end), position + 1)
+
+    def whole_chunk(self, num_tokens: int) -> int:
+        """About `num_tokens` tokens, the next to compute, that no step boundary may cut: fewer, where others come
+        before the bidirectional ones, else more."""
+        begin, last = self.num_computed, self.num_computed + num_tokens - 1
+        for first, end in self.bidirectional:
+            if first <= last < end - 1:
+                return first - begin if first > begin else end - begin
+        return num_tokens
 
     @property
     def num_generated(self) -> int:

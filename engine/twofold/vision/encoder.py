@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,12 +47,18 @@ class PreparedPicture:
     digest: bytes
     """Digest of the inputs: equal pictures under equal settings have the same."""
 
+    @property
+    def grid(self) -> tuple[int, ...] | None:
+        """Patches (time, height, width) from which rotary positions follow; None: the positions are those of text."""
+        grids = self.inputs.get("image_grid_thw")
+        return None if grids is None else tuple(grids[0].tolist())
+
 
 class PictureEncoder:
     """Encodes pictures for one model. One call at a time."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Load the encoder.
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor], device: str = "cpu") -> None:
+        """Load the encoder. It computes in float32 on the CPU, and in bfloat16 on a GPU.
 
         Args:
             folder: the checkpoint's configuration, tokenizer and processor settings.
@@ -68,14 +75,20 @@ class PictureEncoder:
             raise ConfigError(
                 f"pictures need the extra `vision` ({error}); install it with pip install 'twofold[vision]'"
             ) from error
-        self._model = _encoder(folder, tensors)
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        self._model = _encoder(folder, tensors, dtype).to(device)
         self._taken = inspect.signature(self._model.get_image_features).parameters
         self._processor = picture_processor(folder)
         self.tokenizer = self._processor.tokenizer
         """The checkpoint's tokenizer, as transformers has it."""
         self._digest = _digest({name: tensors[name] for name in sorted(tensors)})
-        self.row_tokens: tuple[int, ...] = tuple(self._processor.image_token_ids)
+        self.row_tokens: tuple[int, ...] = (self._model.config.image_token_id,)
         """Tokens of which each stands for a row."""
+        self.mark: str = self._processor.image_token
+        """Stands for a picture in what the chat template writes."""
+        self.hidden_size: int = self._model.config.get_text_config().hidden_size
+        self.rotates = hasattr(self._model, "get_rope_index")
+        """Whether tokens of pictures have rotary positions of their own."""
 
     def prepared(self, picture: Image, settings: Mapping[str, Any] | None = None) -> PreparedPicture:
         """An RGB image, scaled as the processor's settings and the given ones say."""
@@ -90,14 +103,25 @@ class PictureEncoder:
     @torch.inference_mode()
     def encoded(self, picture: PreparedPicture) -> MediaRows:
         """The rows of a picture."""
-        inputs = {name: value for name, value in picture.inputs.items() if name in self._taken}
+        inputs = {
+            name: self._as_computed(value) for name, value in picture.inputs.items() if name in self._taken
+        }
         out = self._model.get_image_features(**inputs)
+        rows = getattr(out, "pooler_output", None)
+        if rows is None:  # the class projects in its forward
+            rows = self._model.multi_modal_projector(out.last_hidden_state)
         deep = getattr(out, "deepstack_features", None)
         return MediaRows(
-            _joined(out.pooler_output),
+            _joined(rows),
             blake2b(self._digest + picture.digest, digest_size=32).digest(),
-            np.stack([_joined(rows) for rows in deep]) if deep else None,
+            deep=np.stack([_joined(rows) for rows in deep]) if deep else None,
         )
+
+    def _as_computed(self, value: Any) -> Any:
+        """An input as the encoder computes: some processors round pictures to bf16."""
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(self._model.device, self._model.dtype if value.is_floating_point() else None)
 
     def placed(
         self, token_ids: Sequence[int], pictures: Sequence[PreparedPicture], rows: Sequence[MediaRows]
@@ -117,19 +141,30 @@ class PictureEncoder:
             )
         own = np.split(places, np.cumsum(counts)[:-1])
         spans = (span for media, each in zip(rows, own, strict=True) for span in _spans(media, each))
-        return PromptMedia(tuple(spans), self._rotations(ids, places, pictures))
+        grids = [picture.grid for picture in pictures if picture.grid is not None]
+        return PromptMedia(tuple(spans), self.rotations(ids, grids) if self.rotates else None)
 
-    def _rotations(self, ids: I64, places: I64, pictures: Sequence[PreparedPicture]) -> I32 | None:
-        """[axes, tokens]; None for a family whose pictures have positions as text has."""
-        rope_index = getattr(self._model, "get_rope_index", None)
-        if rope_index is None:
-            return None
-        kinds = np.zeros(len(ids), np.int64)
-        kinds[places] = 1
-        positions, _ = rope_index(
-            torch.from_numpy(ids)[None],
+    def collapsed(self, text: str) -> tuple[str, list[int]]:
+        """A picture's text with one token for each run of equal tokens that stand for rows, and the runs' lengths."""
+        names = map(re.escape, self.tokenizer.convert_ids_to_tokens(self.row_tokens))
+        runs: list[int] = []
+
+        def one(run: re.Match[str]) -> str:
+            runs.append(len(run[0]) // len(run[1]))
+            return run[1]
+
+        return re.sub(rf"({'|'.join(names)})\1*", one, text), runs
+
+    def rotations(self, token_ids: I64, grids: Sequence[Sequence[int]]) -> I32:
+        """Rotary positions [axes, tokens] of a prompt with a token per row, where the family `rotates`.
+
+        grids: patches (time, height, width) of each picture.
+        """
+        kinds = np.isin(token_ids, self.row_tokens).astype(np.int64)
+        positions, _ = self._model.get_rope_index(
+            torch.from_numpy(token_ids)[None],
             mm_token_type_ids=torch.from_numpy(kinds)[None],
-            image_grid_thw=torch.cat([picture.inputs["image_grid_thw"] for picture in pictures]),
+            image_grid_thw=torch.tensor(grids),
         )
         return np.asarray(positions[:, 0].numpy(), np.int32)
 
@@ -142,8 +177,12 @@ def _spans(media: MediaRows, places: I64) -> Iterator[MediaSpan]:
         begin = end
 
 
-def _encoder(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
-    """transformers' model with these tensors and no text."""
+def vision_class(folder: Path) -> tuple[Any, Any]:
+    """transformers' configuration of a model without its text, and its class with that configuration.
+
+    Raises:
+        ModelLoadError: transformers has no such model.
+    """
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -155,14 +194,19 @@ def _encoder(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
         text.pad_token_id = 0
     kinds: Any = transformers.AutoModel
     try:
-        kind = kinds._model_mapping[type(config)]
+        return config, kinds._model_mapping[type(config)]
     except KeyError:
         raise ModelLoadError(
             f"{folder}: transformers has no model for {type(config).__name__}, so its pictures cannot be encoded"
         ) from None
+
+
+def _encoder(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
+    """transformers' model with these tensors and no text."""
+    config, kind = vision_class(folder)
     with _without_warnings():  # the text's tensors are missing on purpose
         model, report = kind.from_pretrained(
-            None, config=config, state_dict=dict(tensors), output_loading_info=True
+            None, config=config, state_dict=dict(tensors), output_loading_info=True, dtype=dtype
         )
     missing = sorted(name for name in report["missing_keys"] if "language_model" not in name)
     further = sorted(report["unexpected_keys"])
@@ -176,9 +220,12 @@ def _encoder(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
+    from transformers.utils import logging as of_transformers
+
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    of_transformers.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
@@ -188,7 +235,7 @@ def _without_warnings() -> Iterator[None]:
 def _joined(rows: Tensor | Sequence[Tensor]) -> F32:
     """[n, hidden] of a picture's rows, which may come in parts or tiles."""
     whole = rows if isinstance(rows, Tensor) else torch.cat(list(rows))
-    return np.ascontiguousarray(whole.reshape(-1, whole.shape[-1]).float().numpy())
+    return np.ascontiguousarray(whole.reshape(-1, whole.shape[-1]).float().cpu().numpy())
 
 
 def _digest(tensors: Mapping[str, Any]) -> bytes:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from twofold.api.errors import ModelLoadError
+from twofold.api.errors import ConfigError, ModelLoadError
+from twofold.models.registry import family_named
 from twofold.weights.json_file import read_json_object
 
 _FILES: Final = ("processor_config.json", "preprocessor_config.json", "config.json")
@@ -18,6 +20,7 @@ def picture_processor(folder: Path) -> Any:
     need libraries that pictures do not.
 
     Raises:
+        ConfigError: a package that scales pictures is not installed.
         ModelLoadError: a file is damaged, or transformers does not know the processor's class.
     """
     import transformers
@@ -27,6 +30,7 @@ def picture_processor(folder: Path) -> Any:
         for name in _FILES
         if (folder / name).is_file()
     ]
+    _check_packages(folder, settings)
     kind = _processor_class(folder, settings)
 
     class PicturesAlone(kind):  # type: ignore[misc, valid-type]
@@ -42,6 +46,18 @@ def picture_processor(folder: Path) -> Any:
     stated = settings[0] if settings else {}
     taken = inspect.signature(kind.__init__).parameters
     return PicturesAlone(**{name: value for name, value in stated.items() if name in taken} | parts)
+
+
+def _check_packages(folder: Path, settings: Sequence[Mapping[str, Any]]) -> None:
+    names = [str(name) for each in settings for name in each.get("architectures") or ()]
+    for family in filter(None, map(family_named, names)):
+        try:
+            version(family.pictures or "transformers")
+        except PackageNotFoundError:
+            raise ConfigError(
+                f"{folder}: transformers scales this model's pictures with {family.pictures}, which is not installed; "
+                f"pip install {family.pictures}"
+            ) from None
 
 
 def _processor_class(folder: Path, settings: Sequence[Mapping[str, Any]]) -> Any:

@@ -177,6 +177,10 @@ class AttentionBatch:
     def keep_records(self, numbers: _I32):
         """Records that receive the layers' state after each token, [T]; -1: none. For the verification of drafts."""
 
+    def see_until(self, ends: _I32):
+        """Position after the last one that each token attends to in bidirectional layers, [T]: tokens of a picture
+        attend to one another."""
+
 class Stretch:
     """One stretch of positions that a query attends to: the last ones, those of its chunk, or (0) all."""
 
@@ -244,7 +248,8 @@ class Gqa:
             scale: with a period, queries are multiplied by 1 + slope * log1p(floor((position + shift) / period));
                 elements [head_dim]: factors of the rotated queries.
             select: stretch of positions (Stretch); most: bound of the positions chosen for a query; chooser, None:
-                those that the last chooser of the step chose. None: all positions.
+                those that the last chooser of the step chose; bidirectional: tokens of a picture attend to one another.
+                None: all positions.
             gate: activation (sigmoid, softplus, silu) by which a head's output is multiplied; interleaved: each head's
                 gate follows its query; else rows: 1 or value_dim rows per head after all values.
         """

@@ -5,6 +5,25 @@
 #include <string>
 
 namespace twofold {
+namespace {
+
+// Consecutive tokens of one sequence at consecutive positions, in tiles of at most `tile_tokens`.
+std::vector<AttentionTile> cut(const std::vector<int32_t>& positions, const std::vector<int32_t>& sequences,
+                               int tile_tokens) {
+  std::vector<AttentionTile> tiles;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const bool joins = !tiles.empty() && tiles.back().num_tokens < tile_tokens &&
+                       sequences[i] == sequences[i - 1] && positions[i] == positions[i - 1] + 1;
+    if (joins) {
+      ++tiles.back().num_tokens;
+    } else {
+      tiles.push_back({static_cast<int>(i), 1});
+    }
+  }
+  return tiles;
+}
+
+}  // namespace
 
 AttentionBatch::AttentionBatch(const TensorView& positions, const TensorView& sequence_index,
                                const TensorView& page_tables, const TensorView& rope_cos,
@@ -48,6 +67,26 @@ void AttentionBatch::keep_records(const TensorView& numbers) {
   const int32_t* kept = expect_i32(numbers, "AttentionBatch.keep_records: numbers", {num_tokens()});
   kept_records_.assign(kept, kept + num_tokens());
   checked_records_ = -1;
+}
+
+void AttentionBatch::see_until(const TensorView& ends) {
+  const int32_t* end = expect_i32(ends, "AttentionBatch.see_until: ends", {num_tokens()});
+  std::vector<int32_t> lengths(static_cast<size_t>(num_sequences_), 0);
+  for (size_t t = 0; t < positions_.size(); ++t) {
+    int32_t& length = lengths[static_cast<size_t>(sequence_index_[t])];
+    length = std::max(length, positions_[t] + 1);
+  }
+  for (size_t t = 0; t < positions_.size(); ++t) {
+    const bool falls = t > 0 && sequence_index_[t] == sequence_index_[t - 1] && end[t] < end[t - 1];
+    if (end[t] <= positions_[t] || end[t] > lengths[static_cast<size_t>(sequence_index_[t])] || falls) {
+      throw KernelFailure(
+          "AttentionBatch.see_until: token " + std::to_string(t) + " at position " +
+          std::to_string(positions_[t]) + " attends up to before " + std::to_string(end[t]) +
+          "; expected a later position, at most the one after its sequence's last in the batch, " +
+          "that never falls along a sequence");
+    }
+  }
+  ends_.assign(end, end + num_tokens());
 }
 
 void AttentionBatch::check_pages(const StateCache& cache) {
@@ -103,29 +142,14 @@ void AttentionBatch::check_records(const StateCache& cache) {
 }
 
 const std::vector<AttentionTile>& AttentionBatch::tiles(int tile_tokens) {
-  if (tile_tokens_ != tile_tokens) tiles_ = cut(tile_tokens);
+  if (tile_tokens_ != tile_tokens) tiles_ = cut(positions_, sequence_index_, tile_tokens);
   tile_tokens_ = tile_tokens;
   return tiles_;
 }
 
 const std::vector<AttentionTile>& AttentionBatch::runs() {
-  if (runs_.empty()) runs_ = cut(std::numeric_limits<int>::max());
+  if (runs_.empty()) runs_ = cut(positions_, sequence_index_, std::numeric_limits<int>::max());
   return runs_;
-}
-
-std::vector<AttentionTile> AttentionBatch::cut(int tile_tokens) const {
-  std::vector<AttentionTile> tiles;
-  for (int t = 0; t < num_tokens(); ++t) {
-    const size_t i = static_cast<size_t>(t);
-    const bool joins = !tiles.empty() && tiles.back().num_tokens < tile_tokens && t > 0 &&
-                       sequence_index_[i] == sequence_index_[i - 1] && positions_[i] == positions_[i - 1] + 1;
-    if (joins) {
-      ++tiles.back().num_tokens;
-    } else {
-      tiles.push_back({t, 1});
-    }
-  }
-  return tiles;
 }
 
 }  // namespace twofold

@@ -84,18 +84,24 @@ class AttentionBatch {
   }
   bool keeps_records() const { return !kept_records_.empty(); }
 
+  // Pictures whose tokens attend to one another: ends [T] i32, the position after the last one that each token attends to in
+  // layers that are bidirectional; of a token outside such pictures the one after its own. They never fall along a sequence.
+  void see_until(const TensorView& ends);
+  int end(int token, bool bidirectional) const {
+    return bidirectional && !ends_.empty() ? ends_[static_cast<size_t>(token)] : position(token) + 1;
+  }
+
   // Throws KernelFailure without records, for a record that the cache does not have, and if two runs would
   // continue the same one or a kept record is used twice. Remembers the answer.
   void check_records(const StateCache& cache);
-
-  // Positions that the last chooser of the step chose; later layers may read them too.
-  ChosenPositions& chosen() { return chosen_; }
-  const ChosenPositions& chosen() const { return chosen_; }
 
   // The batch cut into tiles of at most `tile_tokens`. Remembers the last cut.
   const std::vector<AttentionTile>& tiles(int tile_tokens);
   // The same without a limit.
   const std::vector<AttentionTile>& runs();
+
+  // Positions that the last chooser of the step chose; later layers may read them too.
+  ChosenPositions chosen;
 
  private:
   struct Rotation {
@@ -103,16 +109,13 @@ class AttentionBatch {
     int pairs;
   };
 
-  std::vector<AttentionTile> cut(int tile_tokens) const;
-
-  std::vector<int32_t> positions_, sequence_index_, page_tables_, records_, kept_records_;
+  std::vector<int32_t> positions_, sequence_index_, page_tables_, records_, kept_records_, ends_;
   std::vector<Rotation> rotations_;
   int num_sequences_ = 0, max_pages_ = 0;
   int checked_pages_ = -1, checked_page_size_ = -1;
   int checked_records_ = -1;
   std::vector<AttentionTile> tiles_, runs_;
   int tile_tokens_ = 0;
-  ChosenPositions chosen_;
 };
 
 }  // namespace twofold

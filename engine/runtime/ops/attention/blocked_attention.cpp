@@ -77,15 +77,15 @@ struct BlockedAttention::Task {
 
 const int32_t* BlockedAttention::list_of(const AttentionBatch& batch, int token, int part) const {
   if (select_.most == 0) return nullptr;
-  const std::span<const int32_t> chosen = batch.chosen().of(token, part);
+  const std::span<const int32_t> chosen = batch.chosen.of(token, part);
   return static_cast<int>(chosen.size()) > batch.position(token) ? nullptr : chosen.data();
 }
 
 BlockedAttention::Extent BlockedAttention::extent(const AttentionBatch& batch, int token, int part) const {
   const int position = batch.position(token), first = select_.stretch.first(position);
   const int32_t* list = list_of(batch, token, part);
-  if (list == nullptr) return {first, position + 1};
-  const int count = static_cast<int>(batch.chosen().of(token, part).size());
+  if (list == nullptr) return {first, batch.end(token, select_.bidirectional)};
+  const int count = static_cast<int>(batch.chosen.of(token, part).size());
   return {kernels::PositionLists::entry_from(list, count, first), count};
 }
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class Selection(ABC):
     """Positions that a query attends to beside its own, all before it."""
 
+    bidirectional: bool = False
+    """Whether tokens of a picture attend to one another, so that some positions come after the query's."""
+
     @abstractmethod
     def num_before(self, position: int) -> int:
         """Number of earlier positions that the query at `position` attends to."""
@@ -35,8 +38,11 @@ class Selection(ABC):
         return Cost(0, 0)
 
     @abstractmethod
-    def seen(self, positions: Tensor, length: int) -> Tensor:
-        """bool [Q, length]: which of a sequence's first `length` positions queries at `positions` [Q] attend to."""
+    def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
+        """bool [Q, length]: which of a sequence's first `length` positions queries at `positions` [Q] attend to.
+
+        ends: [Q] see `DeviceBatch.ends`.
+        """
 
     @property
     @abstractmethod
@@ -57,7 +63,7 @@ class Selection(ABC):
         return 0
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
-        return {"stretch": self.native}
+        return {"stretch": self.native, "bidirectional": self.bidirectional}
 
     def device(self, weights: DeviceWeights) -> SelectionOnDevice:
         return SelectionOnDevice()
@@ -70,13 +76,16 @@ class Selection(ABC):
 class AllPositions(Selection):
     """All earlier positions."""
 
+    bidirectional: bool = field(default=False, kw_only=True)
+
     def num_before(self, position: int) -> int:
         return position
 
-    def seen(self, positions: Tensor, length: int) -> Tensor:
+    def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
         import torch
 
-        return torch.arange(length, device=positions.device)[None, :] <= positions[:, None]
+        until = positions + 1 if ends is None or not self.bidirectional else ends
+        return torch.arange(length, device=positions.device)[None, :] < until[:, None]
 
     @property
     def native(self) -> Stretch:
@@ -92,11 +101,11 @@ class Window(AllPositions):
     def num_before(self, position: int) -> int:
         return min(position, self.size)
 
-    def seen(self, positions: Tensor, length: int) -> Tensor:
+    def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
         import torch
 
         places = torch.arange(length, device=positions.device)[None, :]
-        return super().seen(positions, length) & (places > positions[:, None] - self.size)
+        return super().seen(positions, length, ends) & (places > positions[:, None] - self.size)
 
     @property
     def native(self) -> Stretch:
@@ -112,12 +121,12 @@ class Chunk(AllPositions):
     def num_before(self, position: int) -> int:
         return position % self.size
 
-    def seen(self, positions: Tensor, length: int) -> Tensor:
+    def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
         import torch
 
         begin = positions - positions % self.size
         places = torch.arange(length, device=positions.device)[None, :]
-        return super().seen(positions, length) & (places >= begin[:, None])
+        return super().seen(positions, length, ends) & (places >= begin[:, None])
 
     @property
     def native(self) -> Stretch:
@@ -144,8 +153,8 @@ class Chosen(Selection):
         num_bytes = sum(2 * planes * elements for planes, elements in self.planes)  # a device keeps bf16
         return Cost(context_len * num_bytes, sum(scanned) * self.chooser.flops_per_position)
 
-    def seen(self, positions: Tensor, length: int) -> Tensor:
-        return self.within.seen(positions, length)
+    def seen(self, positions: Tensor, length: int, ends: Tensor | None = None) -> Tensor:
+        return self.within.seen(positions, length, ends)
 
     @property
     def native(self) -> Stretch:

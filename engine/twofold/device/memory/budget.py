@@ -70,11 +70,19 @@ class GpuBudget:
     num_slots: int
     adapter_bytes: int = 0
     """Reserved for LoRA adapters."""
+    picture_bytes: int = 0
+    """Reserved for the picture encoder."""
 
     @property
     def used_bytes(self) -> int:
         kept = self.kv_bytes + self.record_bytes + self.expert_bytes
-        return self.workspace_bytes + self.dense_bytes + self.adapter_bytes + kept
+        return self.workspace_bytes + self.dense_bytes + self.adapter_bytes + self.picture_bytes + kept
+
+    @property
+    def reserved(self) -> list[str]:
+        """What memory is reserved for, in words."""
+        parts = {"LoRA adapters": self.adapter_bytes, "picture encoder": self.picture_bytes}
+        return [f"{name} {gib(size)}" for name, size in parts.items() if size]
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ class DeviceBudget:
             f"KV cache {gib(gpu.kv_bytes)} for {self.num_kv_tokens} tokens, {self._records(gpu)}{gpu.num_slots} of "
             f"{self.num_experts} experts ({gib(gpu.num_slots * self.slot_bytes)}), {self.num_staging} staging slots "
             f"({gib(self.num_staging * self.slot_bytes)}), "
-            + (f"LoRA adapters {gib(gpu.adapter_bytes)}, " if gpu.adapter_bytes else "")
+            + "".join(f"{each}, " for each in gpu.reserved)
             + f"workspace {gib(gpu.workspace_bytes)}"
             for number, gpu in enumerate(self.gpus, 1)
         )
@@ -164,16 +172,17 @@ def plan_devices(
     parts = needs.shares(len(memories), homes)
     on_each = WORKSPACE_BYTES + config.max_num_batched_tokens * needs.activation_bytes_per_token
     workspaces = [on_each + _SAMPLED_ROWS * needs.sampled_row_bytes, *([on_each] * (len(memories) - 1))]
-    adapters = [needs.adapter_bytes(config)] * len(memories)
+    pictures = [needs.picture_bytes(config, n) for n in range(len(memories))]
+    reserved = [needs.adapter_bytes(config) + each for each in pictures]
     rooms = [
-        limit - part.dense_bytes - workspace - reserved
-        for limit, part, workspace, reserved in zip(limits, parts, workspaces, adapters, strict=True)
+        limit - part.dense_bytes - workspace - kept
+        for limit, part, workspace, kept in zip(limits, parts, workspaces, reserved, strict=True)
     ]
     num_records, num_draft_records = _plan_records(config, needs, rooms, parts)
     kept_records = 0 if num_records is None else num_records + num_draft_records + 1
     record_bytes = [kept_records * part.record_bytes for part in parts]
     rooms = [room - records for room, records in zip(rooms, record_bytes, strict=True)]
-    _check_rooms(config, memories, rooms, parts=parts, workspaces=workspaces, adapters=adapters)
+    _check_rooms(config, memories, rooms, parts=parts, workspaces=workspaces, reserved=reserved)
     tokens, kv_bytes = _kv_tokens(config, needs, rooms, parts)
     left = [max(room - kept, 0) for room, kept in zip(rooms, kv_bytes, strict=True)]
     num_slots, num_staging, shares = _slots(config, needs, left, shares)
@@ -187,7 +196,8 @@ def plan_devices(
             record_bytes=record_bytes[n],
             expert_bytes=(count + num_staging) * needs.slot_bytes,
             num_slots=count,
-            adapter_bytes=adapters[n],
+            adapter_bytes=needs.adapter_bytes(config),
+            picture_bytes=pictures[n],
         )
         for n, count in enumerate(split_slots(num_slots, shares or (1.0,), everything))
     )
@@ -212,17 +222,19 @@ def _check_rooms(
     *,
     parts: Sequence[DeviceShare],
     workspaces: Sequence[int],
-    adapters: Sequence[int],
+    reserved: Sequence[int],
 ) -> None:
     """ConfigError: a GPU has no room for one page of its layers' KV cache."""
     for number, (room, part) in enumerate(zip(rooms, parts, strict=True)):
         usable = memories[number].usable_bytes(config.gpu_memory_utilization)
         if room < config.page_size * part.kv_bytes_per_token and (number == 0 or part.dense_bytes):
-            reserved = (
-                f", {gib(adapters[number])} for LoRA adapters (--max-loras)" if adapters[number] else ""
+            further = (
+                f", {gib(reserved[number])} for LoRA adapters (--max-loras) and pictures (--vision-device)"
+                if reserved[number]
+                else ""
             )
             raise ConfigError(
-                f"the dense weights ({gib(part.dense_bytes)}){reserved} and a workspace of {gib(workspaces[number])} "
+                f"the dense weights ({gib(part.dense_bytes)}){further} and a workspace of {gib(workspaces[number])} "
                 f"leave no room for a KV cache in the {gib(usable)} that may be used of the GPU "
                 f"({gib(memories[number].free_bytes)} are free); raise --gpu-memory-utilization (now "
                 f"{config.gpu_memory_utilization}), end other programs on the GPU, or use --accelerator none"

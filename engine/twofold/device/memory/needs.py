@@ -11,6 +11,8 @@ from twofold._core.device import factors_bytes
 from twofold.adapters.reading import reserved_bytes
 from twofold.api.adapter_config import AdapterConfig
 from twofold.api.config import EngineConfig
+from twofold.api.picture_config import PictureConfig, parse_vision_device
+from twofold.models import picture_encoder
 from twofold.models.sizing import ModelSize
 
 _SLACK_BYTES: Final = 16 * 2**20
@@ -59,6 +61,13 @@ class DeviceNeeds:
     """The rotation table, in `dense_bytes`."""
     adapter_elements: int = 0
     """As in `ModelSize`."""
+    encoder_elements: int = 0
+    """As in `ModelSize`."""
+
+    def picture_bytes(self, config: PictureConfig, device: int) -> int:
+        """Memory reserved for the picture encoder on a device."""
+        chosen = parse_vision_device(config.vision_device) == device
+        return picture_encoder.device_bytes(self.encoder_elements) if chosen else 0
 
     def adapter_bytes(self, config: EngineConfig) -> int:
         """Memory reserved for LoRA adapters on each device: `max_adapter_bytes`, and what a step needs."""
@@ -143,4 +152,5 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
         ),
         rotation_bytes=size.rotation_bytes,
         adapter_elements=size.adapter_elements,
+        encoder_elements=size.encoder_elements,
     )

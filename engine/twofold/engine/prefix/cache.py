@@ -402,7 +402,7 @@ def _may_use_cache(sequence: Sequence) -> bool:
 def _digest(before: bytes, sequence: Sequence, begin: int, end: int) -> bytes:
     """Digest of a sequence's tokens from `begin` up to before `end`, their pictures, and all before them."""
     media = sequence.request.media
-    of_media = b"" if media is None else media.digest(begin, end)
+    of_media = b"" if media is None else media.digest(begin, sequence.visible_end(end - 1))
     tokens = array("i", sequence.token_ids[begin:end])
     return blake2b(before + tokens.tobytes() + of_media, digest_size=32).digest()
 

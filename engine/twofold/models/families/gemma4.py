@@ -56,7 +56,8 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     num_layers = config_json.num_layers_of(fields)
     windows = config_json.read_layer_types(fields, _SLIDING, lambda n: (n + 1) % 6 != 0) - {num_layers - 1}
     attention = replace(config_json.read_attention(fields), norms=HeadNorms(v=True), scores=Scores(1.0))
-    sliding = replace(attention, select=Window(fields.integer("sliding_window")))
+    bidirectional = fields.data.get("use_bidirectional_attention") == "vision"
+    sliding = replace(attention, select=Window(fields.integer("sliding_window"), bidirectional=bidirectional))
     full = _read_full(fields, attention, {*range(num_layers)} - windows)
     num_shared = fields.integer("num_kv_shared_layers", 0, minimum=0)
     first_shared = num_layers - num_shared

@@ -44,8 +44,11 @@ def olmoe(metadata: GgufMetadata) -> dict[str, Any]:
 
 
 def glm4(metadata: GgufMetadata) -> dict[str, Any]:
-    """GLM-4.5's norms of queries and keys, which only some models have."""
-    return renormalised(metadata) | {"use_qk_norm": "blk.0.attn_q_norm.weight" in metadata.file.tensors}
+    """GLM-4.5's norms of queries and keys, which only some models have. Where positions have axes, it is GLM-4.5V."""
+    settings = renormalised(metadata) | {"use_qk_norm": "blk.0.attn_q_norm.weight" in metadata.file.tensors}
+    if not metadata.has_axes:
+        return settings
+    return settings | {"architectures": ["Glm4vMoeForConditionalGeneration"], "model_type": "glm4v_moe_text"}
 
 
 def mimo(metadata: GgufMetadata) -> dict[str, Any]:

@@ -157,8 +157,7 @@ LATENT: Final = {
     ),
     "kimi_k25": replace(
         _V3,
-        summary="Kimi-K2.5 and later: the text part, a DeepSeek-V3 with a nested configuration; the vision tower "
-                "is ignored.",
+        summary="Kimi-K2.5 and later: the text part, a DeepSeek-V3 with a nested configuration.",
         text=TextPart(
             (("language_model.", ""), ("model.language_model.", "model.")),
             tuple(f"{at}{part}.*" for at in ("", "model.") for part in ("vision_tower", "mm_projector")),

@@ -1,4 +1,4 @@
-"""Multimodal families, their text: the text part alone is run.
+"""Multimodal families, their text. Rows of pictures come from transformers' encoders (`twofold.vision`).
 
 References: transformers `models/NAME`. Defaults are those of its configuration classes.
 """
@@ -16,19 +16,27 @@ from twofold.models.families.grouped_query import SIGMOID
 
 MULTIMODAL: Final = {
     "qwen3_vl_moe": Decoder(
-        "Qwen3-VL with experts (30B-A3B, 235B-A22B), its text: Qwen3-MoE; the vision tower is ignored.",
+        "Qwen3-VL with experts (30B-A3B, 235B-A22B), its text: Qwen3-MoE.",
         "qwen3_vl_moe_text",
         attention={"norms": HeadNorms()},
         router={"renormalise": True},
         experts={"transposed": True},
         text=TextPart(axes=Axes((24, 20, 20), interleaved=True)),
     ),
+    "qwen3_vl": replace(
+        DENSE["qwen3"],
+        summary="Qwen3-VL without experts (2B to 32B), its text: Qwen3.",
+        model_type="qwen3_vl_text",
+        slides=lambda settings, layer: False,
+        text=TextPart(axes=Axes((24, 20, 20), interleaved=True)),
+    ),
     "glm4v_moe": Decoder(
-        "GLM-4.5V and 4.6V, their text: GLM-4.5 without norms of queries and keys; the vision tower is ignored.",
+        "GLM-4.5V and 4.6V, their text: GLM-4.5 without norms of queries and keys.",
         "glm4v_moe_text",
         attention={"o_bias": False},
         rotated_share=0.5,
-        router=SIGMOID,
+        dense={"gguf_norm": "post_attention_norm"},
+        router=SIGMOID | {"gguf_norm": "post_attention_norm"},
         text=TextPart(axes=Axes((8, 12, 12))),
     ),
     "ernie4_5_vl_moe": Decoder(
@@ -69,7 +77,8 @@ MULTIMODAL: Final = {
     ),
     "gemma3_vision": replace(
         DENSE["gemma3"],
-        summary="Gemma 3 with images (4B to 27B), its text; the vision tower is ignored.",
+        summary="Gemma 3 with images (4B to 27B), its text: tokens of a picture attend to one another.",
+        attention={**DENSE["gemma3"].attention, "select": {"bidirectional": True}},
         text=TextPart(
             (("language_model.model.", "model."), ("model.language_model.", "model."), ("language_model.", "")),
             tuple(f"{at}{part}.*" for at in ("", "model.") for part in ("vision_tower", "multi_modal_projector")),

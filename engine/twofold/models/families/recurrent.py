@@ -105,6 +105,17 @@ def _qwen_gguf(metadata: GgufMetadata) -> dict[str, Any]:
         "linear_key_head_dim": fields.integer("ssm.state_size", 128),
         "linear_value_head_dim": max(1, fields.integer("ssm.inner_size", 4096) // v_heads),
         "linear_conv_kernel_dim": fields.integer("ssm.conv_kernel", 4, maximum=64),
+        **(
+            _qwen_mixture(metadata)
+            if metadata.has_gate(metadata.num_layers - 1)
+            else {"intermediate_size": fields.integer("feed_forward_length")}
+        ),
+    }
+
+
+def _qwen_mixture(metadata: GgufMetadata) -> dict[str, Any]:
+    fields = metadata.fields
+    return {
         **metadata.dense_layers(),
         **metadata.experts(),
         "shared_expert_intermediate_size": fields.integer(
@@ -129,17 +140,25 @@ _QWEN3_NEXT: Final = Decoder(
     gguf_whole=_qwen_gguf,
 )
 
+# For text, the three positions of its rotation are equal, so it is plain RoPE.
+_QWEN3_5_MOE: Final = replace(
+    _QWEN3_NEXT,
+    summary="Qwen3.5-MoE and Qwen3.6-MoE: Qwen3-Next with separate projections.",
+    model_type="qwen3_5_moe_text",
+    only={"attn_output_gate": (True,)},
+    text=TextPart(axes=Axes((11, 11, 10), interleaved=True)),
+    gguf_whole=lambda metadata: _qwen_gguf(metadata) | {"tiled_value_heads": True},
+)
+
 RECURRENT: Final = {
     "qwen3_next": _QWEN3_NEXT,
-    # For text, the three positions of its rotation are equal, so it is plain RoPE.
-    "qwen3_5_moe": replace(
-        _QWEN3_NEXT,
-        summary="Qwen3.5-MoE and Qwen3.6-MoE: Qwen3-Next with separate projections; the text part of multimodal "
-                "models.",
-        model_type="qwen3_5_moe_text",
-        only={"attn_output_gate": (True,)},
-        text=TextPart(axes=Axes((11, 11, 10), interleaved=True)),
-        gguf_whole=lambda metadata: _qwen_gguf(metadata) | {"tiled_value_heads": True},
+    "qwen3_5_moe": _QWEN3_5_MOE,
+    "qwen3_5": replace(
+        _QWEN3_5_MOE,
+        summary="Qwen3.5 and Qwen3.6 (0.8B to 27B): Qwen3.5-MoE's layers without experts.",
+        model_type="qwen3_5_text",
+        router=None,
+        mtp=MtpLayer(dense=True, unannounced=True, renamed=_QWEN_MTP, pattern="mtp.*"),
     ),
     "lfm2_moe": Decoder(
         "LFM2 with experts (8B-A1B): short convolutions in most layers, attention in some, sigmoid scores with a bias.",

@@ -102,12 +102,31 @@ def _engine_gauges(model: ServedModel) -> list[Gauge]:
             _cache_config(engine, stats.num_pages),
         ),
     ]
+    rows += _picture_gauges(engine)
     rows += _adapter_gauges(engine)
     rows += _speculation_counters(stats.speculation)
     if stats.num_records:
         used = 1 - stats.num_free_records / stats.num_records
         rows.append(("twofold:records_usage_perc", "Share of the sequences' records in use, 0 to 1.", used))
     return rows + _expert_gauges(engine.info, stats)
+
+
+def _picture_gauges(engine: ServingEngine) -> list[Gauge]:
+    """Encoded pictures; nothing for a model that reads text only."""
+    if engine.pictures is None:
+        return []
+    stats = engine.pictures.stats()
+    return [
+        (
+            "vllm:mm_cache_queries_total",
+            "Pictures looked up in the cache of encoded pictures.",
+            stats.queries,
+        ),
+        ("vllm:mm_cache_hits_total", "Pictures that the cache had.", stats.hits),
+        ("twofold:picture_encode_seconds_total", "Time of the picture encoder.", stats.encode_s),
+        ("twofold:picture_cache_bytes", "Memory of the cached encoded pictures.", stats.cached_bytes),
+        ("twofold:picture_encoder_loaded", "1 while the picture encoder is in memory.", stats.is_loaded),
+    ]
 
 
 def _adapter_gauges(engine: ServingEngine) -> list[Gauge]:

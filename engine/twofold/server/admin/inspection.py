@@ -107,7 +107,7 @@ def _props(model: ServedModel) -> dict[str, Any]:
         # The file name only: paths stay private.
         "model_path": model_name(engine.info.model),
         "chat_template": engine.tokenizer.chat_template or "",
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": model.reads_pictures, "audio": False},
         "build_info": f"twofold-{__version__}",
         "is_sleeping": engine.control.asleep,
     }

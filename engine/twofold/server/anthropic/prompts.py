@@ -9,7 +9,7 @@ from twofold.server.anthropic.schemas import Block, CountTokensRequest, OfferedT
 from twofold.server.bridge.models.protocol import ServingTokenizer
 from twofold.server.http.errors import ApiError, wrong_field
 from twofold.server.openai.template_variables import thinking_variables
-from twofold.text.conversation.content import readable
+from twofold.text.conversation.content import joined_content, with_pictures
 
 ATTRIBUTION: Final = "x-anthropic-billing-header:"
 """Start of the billing block in Claude Code's system prompt. It differs from request to request and would prevent
@@ -65,7 +65,7 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
         for message in made:
             last = messages[-1] if messages else {}
             if message["role"] == last.get("role") == "user":
-                last["content"] = "\n".join((last["content"], message["content"]))
+                last["content"] = joined_content(last["content"], "\n", message["content"])
             else:
                 messages.append(message)
     return messages
@@ -94,15 +94,18 @@ def _other_messages(turn: Turn, number: int) -> Iterator[dict[str, Any]]:
             yield {"role": turn.role, "content": _read([block])}
 
 
-def _result(block: Block) -> str:
-    text = str(readable(block.content, "\n"))
+def _result(block: Block) -> Any:
+    content = with_pictures(block.content, "\n")
+    begin = content[0] if isinstance(content, list) else content
     # Templates have no other field for it.
-    return f"Error: {text}" if block.is_error and not text.lower().startswith("error") else text
+    if block.is_error and not str(begin).lower().startswith("error"):
+        return joined_content("Error: ", "", content)
+    return content
 
 
-def _read(content: Sequence[Block | str] | str | None) -> str:
-    """Blocks as text, one a line."""
-    return str(readable(content if content is None or isinstance(content, str) else _plain(content), "\n"))
+def _read(content: Sequence[Block | str] | str | None) -> Any:
+    """Blocks as text and pictures, one a line."""
+    return with_pictures(content if content is None or isinstance(content, str) else _plain(content), "\n")
 
 
 def _plain(blocks: Sequence[Block | str]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -49,8 +48,7 @@ def router(state: ServerState) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         body = await parse_body(request, CountTokensRequest, state)
         async with state.using(body.model) as model:
-            count = partial(num_prompt_tokens, model, _translated(model, body))
-            number = await state.threads.tokenise(count, param="messages")
+            number = await num_prompt_tokens(model, _translated(model, body), "messages")
         return JSONResponse({"input_tokens": number})
 
     return routes

@@ -87,6 +87,8 @@ def _abilities(model: ServedModel) -> Iterator[str]:
         yield "tools"
     if marks.reasoning_parser:
         yield "thinking"
+    if model.reads_pictures:
+        yield "vision"
 
 
 def ollama_process(state: ServerState, model: ServedModel, name: str) -> dict[str, Any]:

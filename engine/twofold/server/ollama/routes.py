@@ -213,7 +213,7 @@ def _parts(content: Any, images: Sequence[Any] | None) -> list[Any]:
     """Content and pictures as OpenAI's parts."""
     return [
         *(content if isinstance(content, list) else [content]),
-        *({"type": "image"} for _ in images or ()),
+        *({"type": "image", "image": image} for image in images or ()),
     ]
 
 

@@ -26,6 +26,7 @@ class Model(TypedDict):
     owned_by: str
     max_model_len: int | None
     root: str
+    input_modalities: list[Literal["text", "image"]]
     parent: None
     status: ModelStatus
     type: Literal["model"]
@@ -36,6 +37,7 @@ class Model(TypedDict):
 
 class PromptTokensDetails(TypedDict):
     cached_tokens: int
+    image_tokens: NotRequired[int]
 
 
 class CompletionTokensDetails(TypedDict):

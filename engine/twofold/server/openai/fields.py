@@ -252,11 +252,11 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_refused("chat_template_kwargs", {"a": 1}, "no template is rendered; leave it out", only="completions"),
     *_refused("modalities", ["audio"], _TEXT_ONLY, harmless=(["text"],)),
     *_refused("audio", {"voice": "alloy", "format": "mp3"}, _TEXT_ONLY),
-    *_refused("images", ["aGVsbG8="], _TEXT_ONLY),
+    *_refused("images", ["aGVsbG8="], "send pictures as parts of a message"),
     *_refused("prompt_embeds", "aGVsbG8=", "send prompts as texts or token ids"),
     *_harmless(
         "mm_processor_kwargs media_io_kwargs mm_payload return_mm_kwargs",
-        "there are no images or sounds to process",
+        "the operator sets how pictures are processed (--mm-processor-kwargs)",
     ),
     *_refused("web_search_options", {"search_context_size": "low"}, "the web is not searched; leave it out"),
     *_refused("moderation", {"model": "m"}, "answers are not moderated; leave it out"),

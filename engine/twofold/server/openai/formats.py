@@ -115,6 +115,7 @@ class AnswerFormat(ABC):
                 for index, usage in usages.items()
                 if index % self._context.num_candidates == 0
             ),
+            image_tokens=sum(prompt.image_tokens for prompt in self._prompts),
             accepted_prediction_tokens=sum(usage.accepted_prediction_tokens for usage in of_all),
             rejected_prediction_tokens=sum(usage.rejected_prediction_tokens for usage in of_all),
         )
@@ -217,6 +218,8 @@ class AnswerFormat(ABC):
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         }
+        if usage.image_tokens:
+            body["prompt_tokens_details"]["image_tokens"] = usage.image_tokens
         if details := self._completion_details(usage):
             body["completion_tokens_details"] = details
         if self._context.return_speed:

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from twofold.api.errors import RequestError
 from twofold.server.openai.custom_tools import custom_arguments
-from twofold.text.conversation.content import THINKING, is_unreadable, readable, separate
+from twofold.text.conversation.content import (
+    THINKING,
+    is_unreadable,
+    placeholder,
+    readable,
+    separate,
+    with_pictures,
+)
 
 if TYPE_CHECKING:
     # The process that parses large bodies imports this file and needs no tokenizer.
@@ -24,6 +31,10 @@ if TYPE_CHECKING:
 MAX_MESSAGES: Final = 2048
 MAX_CALLS: Final = 128
 """Most tool calls of one message."""
+MAX_PICTURES: Final = 512
+"""Most pictures of one message; `limit_mm_per_prompt` limits those of a request."""
+MAX_PICTURE_CHARS: Final = 256 * 1024 * 1024
+"""Longest picture; `max_body_bytes` limits the request."""
 
 Text = Annotated[str, Field(max_length=16 * 1024 * 1024)]
 Role = Annotated[str, Field(min_length=1, max_length=64)]
@@ -63,6 +74,17 @@ class ToolCall(BaseModel):
         return call
 
 
+class Picture(BaseModel):
+    """A picture of a message."""
+
+    at: Annotated[int, Field(ge=0)]
+    """Its place in the message's text, characters."""
+    url: Annotated[str, Field(max_length=MAX_PICTURE_CHARS)]
+    """A URL, or the file in base64."""
+    name: str = ""
+    detail: str | None = None
+
+
 class Message(BaseModel):
     """One message of a conversation. `developer` is OpenAI's newer name of `system`, `function` its older one of
     `tool`; other roles depend on the template. Unknown fields are ignored.
@@ -70,6 +92,8 @@ class Message(BaseModel):
 
     role: Role
     content: Text | None = None
+    pictures: Annotated[list[Picture], Field(max_length=MAX_PICTURES, fail_fast=True)] | None = None
+    """Pictures of `content`, which clients send as its parts."""
     name: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: Text | None = None
     """Passed to the template, like `name`; not all templates use them."""
@@ -93,14 +117,20 @@ class Message(BaseModel):
                 read[name] = readable(value[name])
         if value.get("role") == "assistant":
             read |= _answer(read)
-        return read | {"content": readable(read.get("content"))}
+            return read | {"content": readable(read.get("content"))}
+        return read | _with_pictures(read.get("content"))
 
-    def for_template(self, *, reads_thinking: bool) -> dict[str, Any]:
-        """The message in the form of `conversation.calls.Turn`."""
-        message: dict[str, Any] = {
-            "role": _OTHER_ROLES.get(self.role, self.role),
-            "content": self.content or "",
-        }
+    def text_with(self, replace: Callable[[Picture], str]) -> str:
+        """The content with a text in place of each picture."""
+        text, pieces, begin = self.content or "", [], 0
+        for picture in self.pictures or ():
+            pieces += [text[begin : picture.at], replace(picture)]
+            begin = picture.at
+        return "".join([*pieces, text[begin:]])
+
+    def for_template(self, content: str, *, reads_thinking: bool) -> dict[str, Any]:
+        """The message in the form of `conversation.calls.Turn`, with this content."""
+        message: dict[str, Any] = {"role": _OTHER_ROLES.get(self.role, self.role), "content": content}
         thinking = self.reasoning_content if self.reasoning_content is not None else self.reasoning
         given = {
             "name": self.name,
@@ -108,7 +138,7 @@ class Message(BaseModel):
             "reasoning": thinking,
             "tool_call_id": self.tool_call_id,
             # gpt-oss uses it only in messages without text.
-            "thinking": thinking if reads_thinking and not self.content else None,
+            "thinking": thinking if reads_thinking and not content else None,
         }
         message |= {name: value for name, value in given.items() if value is not None}
         if self.tool_calls:
@@ -123,9 +153,13 @@ class Message(BaseModel):
         return message
 
 
-def turns_of(messages: Sequence[Message], tokenizer: ServingTokenizer) -> list[dict[str, Any]]:
-    """The conversation for `conversation.arranging`. RequestError for calls of another role than the assistant's, and
-    for a question that the model cannot read."""
+def turns_of(
+    messages: Sequence[Message],
+    tokenizer: ServingTokenizer,
+    replace: Callable[[Picture], str] = lambda picture: placeholder("image", picture.name),
+) -> list[dict[str, Any]]:
+    """The conversation for `conversation.arranging`, with a text in place of each picture. RequestError for calls of
+    another role than the assistant's, and for a question that the model cannot read."""
     reads_thinking = "message.thinking" in (tokenizer.chat_template or "")
     for number, message in enumerate(messages):
         if message.tool_calls and message.role != "assistant":
@@ -133,16 +167,36 @@ def turns_of(messages: Sequence[Message], tokenizer: ServingTokenizer) -> list[d
             raise RequestError(
                 f"{param}: only an assistant's message may have tool calls; move them there", param=param
             )
-    answered = ("assistant", "system", "developer")
-    requested = list(itertools.takewhile(lambda message: message.role not in answered, reversed(messages)))
-    if requested and all(
-        message.role == "user" and is_unreadable(message.content or "") for message in requested
-    ):
+    contents = [message.text_with(replace) for message in messages]
+    requested = newest(messages)
+    if requested and all(messages[at].role == "user" and is_unreadable(contents[at]) for at in requested):
         param = f"messages[{len(messages) - 1}].content"
-        raise RequestError(
-            f"{param}: {requested[0].content}; send text, or ask a model that reads it", param=param
-        )
-    return [message.for_template(reads_thinking=reads_thinking) for message in messages]
+        raise RequestError(f"{param}: {contents[-1]}; send text, or ask a model that reads it", param=param)
+    return [
+        message.for_template(content, reads_thinking=reads_thinking)
+        for message, content in zip(messages, contents, strict=True)
+    ]
+
+
+def newest(messages: Sequence[Message]) -> range:
+    """Numbers of the messages after the last answer, which the model is asked to answer."""
+    answered = ("assistant", "system", "developer")
+    count = sum(1 for _ in itertools.takewhile(lambda each: each.role not in answered, reversed(messages)))
+    return range(len(messages) - count, len(messages))
+
+
+def _with_pictures(content: Any) -> dict[str, Any]:
+    """Content as text, and its pictures with their places, if there are any."""
+    parts = with_pictures(content)
+    if not isinstance(parts, list):
+        return {"content": parts}
+    text, pictures = "", []
+    for part in parts:
+        if isinstance(part, str):
+            text += part
+        else:
+            pictures.append({"at": len(text)} | {name: part[name] for name in ("url", "name", "detail")})
+    return {"content": text, "pictures": pictures}
 
 
 def _answer(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def openai_card(model: ServedModel, name: str) -> dict[str, Any]:
         "root": model_name(model.path if adapter is None else str(adapter.path)),
         "max_input_tokens": None if description is None else description.max_context,
         "max_tokens": None if description is None else description.max_context,
+        "input_modalities": ["text", *(["image"] if model.reads_pictures else [])],
         "parent": None if adapter is None else model.name,
         "status": _status(model),
         "type": "model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,15 +11,17 @@ from typing import Any, Final
 from twofold.api.errors import RequestError, TemplateLimitExceededError
 from twofold.server.bridge.models.prompt_tokens import TokenCache
 from twofold.server.bridge.models.protocol import Prompt, ServingTokenizer
+from twofold.server.bridge.models.request_pictures import RequestPictures
 from twofold.server.bridge.requests.turn_ends import turn_ends
 from twofold.server.openai.chat_tools import with_parameters
 from twofold.server.openai.completion_schema import CompletionRequest
 from twofold.server.openai.fill_in import fill_prompt
-from twofold.server.openai.messages import KNOWN_ROLES, Message, turns_of
+from twofold.server.openai.messages import KNOWN_ROLES, Message, Picture, turns_of
 from twofold.server.openai.schemas import MAX_INT64, ChatRequest, SamplingFields
 from twofold.server.openai.template_variables import template_variables, thinking_is_off
 from twofold.text.chat.marks import ChatMarks
 from twofold.text.conversation.arranging import rendered
+from twofold.text.conversation.content import placeholder
 
 _PREDICTED_CHARS_PER_TOKEN: Final = 4
 
@@ -31,24 +34,32 @@ def chat_prompts(
     with_turn_ends: bool = False,
     cache: TokenCache | None = None,
     max_context: int = MAX_INT64,
+    pictures: RequestPictures | None = None,
     on_rendered: Callable[[], None] = lambda: None,
 ) -> list[Prompt]:
     """The rendered conversation as prompts. RequestError when the template refuses it.
 
-    `on_rendered` is called between rendering and tokenising.
+    pictures: those of the messages, encoded; None: the model reads text only. `on_rendered` is called between rendering
+    and tokenising.
     """
     variables = template_variables(body, tokenizer)
     continues = body.continues
     begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     tools = body.offered_tools or None
+    replaced = {} if pictures is None else pictures.of_prompt.written(tokenizer)
 
     def render(messages: list[dict[str, Any]], begins: bool, continues: bool = False) -> str:
         return tokenizer.apply_chat_template(
-            messages, begins, tools=tools, continue_final_message=continues, **variables
+            messages,
+            begins,
+            tools=tools,
+            continue_final_message=continues,
+            replaced=replaced,
+            **variables,
         )
 
     def render_all() -> tuple[list[dict[str, Any]], str]:
-        turns = turns_of(body.messages, tokenizer)
+        turns = turns_of(body.messages, tokenizer, _replacement(pictures))
         return rendered(turns, tokenizer, lambda turns: render(turns, begins, continues))
 
     try:
@@ -63,11 +74,8 @@ def chat_prompts(
         messages, text = render_all()
     _check_roles(body.messages, text)
     on_rendered()
-    if cache is None or body.add_special_tokens:
-        token_ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
-    else:
-        token_ids = cache.encode(text, tokenizer, body.cache_salt or "")
-    truncated = _truncated(token_ids, body, max_context)
+    token_ids = _encoded(text, body, tokenizer, cache)
+    truncated = tuple(token_ids) if pictures is not None else _truncated(token_ids, body, max_context)
     continued = (messages[-1]["content"] or "") if continues else ""
     opened = marks.opened_by(text, continued)
     closed = not opened and (thinking_is_off(variables) or marks.closed_by(text, continued))
@@ -78,6 +86,22 @@ def chat_prompts(
     without = [partial(render, messages[:count], False) for count in counts]
     ends = turn_ends(text, truncated, without, tokenizer)
     return [Prompt(truncated, opens_reasoning=opened, closes_reasoning=closed, turn_ends=ends)]
+
+
+def _encoded(
+    text: str, body: ChatRequest, tokenizer: ServingTokenizer, cache: TokenCache | None
+) -> list[int]:
+    if cache is None or body.add_special_tokens:
+        return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    return cache.encode(text, tokenizer, body.cache_salt or "")
+
+
+def _replacement(pictures: RequestPictures | None) -> Callable[[Picture], str]:
+    """What stands for each picture of the messages, in their order."""
+    if pictures is None:
+        return lambda picture: placeholder("image", picture.name)
+    numbers = itertools.count()
+    return lambda picture: pictures.of_prompt.stand_in(next(numbers))
 
 
 def with_prediction(

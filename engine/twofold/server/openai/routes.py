@@ -29,6 +29,7 @@ from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.completion_schema import CompletionRequest
 from twofold.server.openai.fill_in import fill_end_tokens
 from twofold.server.openai.formats import AnswerContext, AnswerFormat, CompletionFormat
+from twofold.server.openai.message_pictures import request_pictures
 from twofold.server.openai.prompts import (
     bad_word_sequences,
     chat_prompts,
@@ -83,6 +84,7 @@ async def answer_chat(
     tokenizer = _tokenizer(model, body)
     marks = model.chat_marks
     reading = ChatReading.of(body, marks, tokenizer)
+    pictures = request_pictures(body.messages, model)
 
     def tokenise() -> list[Prompt]:
         # Models without records can resume a conversation at any position.
@@ -95,6 +97,7 @@ async def answer_chat(
             with_turn_ends=with_turn_ends,
             cache=cache,
             max_context=model.engine.max_context,
+            pictures=pictures,
             on_rendered=partial(times.mark, "template"),
         )
         prompts = with_prediction(prompts, body, tokenizer, model.engine.max_context)
@@ -104,6 +107,8 @@ async def answer_chat(
     plan = replace(
         plan,
         template=replace(plan.template, shown_tokens=reading.shown_tokens),
+        pictures=pictures,
+        max_prompt_tokens=body.prompt_limit(model.engine.max_context),
         constraint_of=partial(reading.constraint, body, marks, tokenizer),
         bounded=partial(
             bounded_thinking,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,6 +19,7 @@ from twofold.server.http.openapi import answers, body_of
 from twofold.server.openai.answer_schemas import Detokenized, Tokenized
 from twofold.server.openai.chat_reading import ChatReading
 from twofold.server.openai.logprobs import TokenNames
+from twofold.server.openai.message_pictures import request_pictures
 from twofold.server.openai.prompts import chat_prompts
 from twofold.server.openai.schemas import ChatRequest
 from twofold.server.openai.tokenize_schemas import (
@@ -26,7 +28,6 @@ from twofold.server.openai.tokenize_schemas import (
     TokenizeRequest,
     TokenizeTextRequest,
 )
-from twofold.text.chat.marks import ChatMarks
 
 
 def router(state: ServerState) -> APIRouter:
@@ -35,11 +36,14 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/tokenize", openapi_extra=body_of(TokenizeRequest), responses=answers(Tokenized))
     async def tokenize(request: Request) -> Response:
         body = (await parse_body(request, TokenizeRequest, state)).root
-        param = "messages" if isinstance(body, TokenizeChatRequest) else "prompt"
         async with state.using(body.model) as model:
             tokenizer, max_context = model.tokenizer, model.engine.max_context
-            marks = model.chat_marks
-            return await _answer(state, lambda: _tokenized(body, tokenizer, marks, max_context), param)
+            if isinstance(body, TokenizeChatRequest):
+                chat_ids = await _chat_tokens(model, body, "messages")
+                tokens, param = lambda: chat_ids, "messages"
+            else:
+                tokens, param = partial(_text_tokens, body, tokenizer), "prompt"
+            return await _answer(state, lambda: _tokenized(body, tokens, tokenizer, max_context), param)
 
     @routes.post("/detokenize", openapi_extra=body_of(DetokenizeRequest), responses=answers(Detokenized))
     async def detokenize(request: Request) -> Response:
@@ -51,11 +55,31 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-def num_prompt_tokens(model: ServedModel, chat: ChatRequest) -> int:
-    """Number of tokens of a conversation's prompt. Raises RequestError for tools whose calls cannot be parsed."""
-    tokenizer, marks = model.tokenizer, model.chat_marks
-    ChatReading.of(chat, marks, tokenizer)
-    return len(chat_prompts(chat, tokenizer, marks, cache=model.token_cache)[0].token_ids)
+async def num_prompt_tokens(model: ServedModel, chat: ChatRequest, param: str) -> int:
+    """Number of tokens of a conversation's prompt. param: the field that holds it, for errors. Raises RequestError for
+    tools whose calls cannot be parsed."""
+    ChatReading.of(chat, model.chat_marks, model.tokenizer)
+    return len(await _chat_tokens(model, chat, param))
+
+
+async def _chat_tokens(
+    model: ServedModel, chat: ChatRequest | TokenizeChatRequest, param: str
+) -> Sequence[int]:
+    threads = model.server.threads
+    pictures = request_pictures(chat.messages, model)
+    if pictures is not None:
+        await pictures.encode(threads)
+    prompts = partial(
+        chat_prompts,
+        chat,
+        model.tokenizer,
+        model.chat_marks,
+        cache=model.token_cache,
+        max_context=model.engine.max_context,
+        pictures=pictures,
+    )
+    made = await threads.tokenise(prompts, param=param)
+    return (made if pictures is None else await pictures.placed(made, threads))[0].token_ids
 
 
 async def _answer(state: ServerState, work: Callable[[], dict[str, Any]], param: str) -> Response:
@@ -69,18 +93,18 @@ async def _answer(state: ServerState, work: Callable[[], dict[str, Any]], param:
     return Response(content, media_type="application/json")
 
 
+def _text_tokens(body: TokenizeTextRequest, tokenizer: ServingTokenizer) -> Sequence[int]:
+    return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+
+
 def _tokenized(
     body: TokenizeTextRequest | TokenizeChatRequest,
+    tokens: Callable[[], Sequence[int]],
     tokenizer: ServingTokenizer,
-    marks: ChatMarks,
     max_context: int,
 ) -> dict[str, Any]:
     """The answer in vLLM's format."""
-    if isinstance(body, TokenizeChatRequest):
-        token_ids: Sequence[int] = chat_prompts(body, tokenizer, marks, max_context=max_context)[0].token_ids
-    else:
-        token_ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    names = TokenNames(tokenizer)
+    token_ids, names = tokens(), TokenNames(tokenizer)
     return {
         "count": len(token_ids),
         "max_model_len": max_context,

@@ -41,6 +41,7 @@ class OutputItem(TypedDict):
 class InputDetails(TypedDict):
     cached_tokens: int
     cache_write_tokens: int
+    image_tokens: NotRequired[int]
 
 
 class OutputDetails(TypedDict):

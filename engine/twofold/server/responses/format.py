@@ -195,9 +195,12 @@ class ResponsesFormat(ChatFormat):
 
 
 def usage_body(usage: Usage, num_reasoning: int) -> dict[str, Any]:
+    details = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0}
+    if usage.image_tokens:
+        details["image_tokens"] = usage.image_tokens
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": details,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": num_reasoning},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from twofold.server.http.errors import wrong_field
 from twofold.server.openai.custom_tools import custom_arguments, custom_function
 from twofold.server.responses.schemas import IGNORED_TOOLS, InputItem, ResponsesRequest
-from twofold.text.conversation.content import readable
+from twofold.text.conversation.content import readable, with_pictures
 from twofold.text.conversation.repairs import report
 
 _CALLS: Final = ("function_call", "custom_tool_call")
@@ -130,7 +130,7 @@ def _add(turns: list[dict[str, Any]], item: InputItem) -> None:
         answer.setdefault("tool_calls", []).append(_call(item))
     elif item.kind.endswith("_output") and (item.call_id or item.kind in _OUTPUTS):
         # The parts of an output are texts of their own, such as the pages of a file.
-        turns.append({"role": "tool", "tool_call_id": item.call_id, "content": readable(item.output)})
+        turns.append({"role": "tool", "tool_call_id": item.call_id, "content": with_pictures(item.output)})
     elif item.kind != "additional_tools":
         report("items of other servers")
 

@@ -82,8 +82,7 @@ def router(state: ServerState) -> APIRouter:
             if not _has_input(body):
                 return JSONResponse({"object": "response.input_tokens", "input_tokens": 0})
             chat = _chat(model, body, offer_of(body.all_tools), _effort(model, body))
-            count = functools.partial(num_prompt_tokens, model, chat)
-            number = await state.threads.tokenise(count, param="input")
+            number = await num_prompt_tokens(model, chat, "input")
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
 
     add_stored_routes(routes, store)

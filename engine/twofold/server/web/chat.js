@@ -3,6 +3,7 @@
 import { $, answer, call } from "./chat_answer.js";
 import { colour } from "./chat_colours.js";
 import * as store from "./chat_store.js";
+import { listenForPictures, showPictures, takePictures } from "./chat_pictures.js";
 import { AnswerView, button, change, copy, edit, element, userView } from "./chat_view.js";
 
 const SETTINGS = ["system", "temperature", "top_p", "top_k", "min_p", "max_tokens"];
@@ -48,9 +49,10 @@ function welcome() {
   return box;
 }
 
-function ask(text) {
-  respond([...current.messages, { role: "user", content: text }], () => {
+function ask(text, pictures = []) {
+  respond([...current.messages, { role: "user", content: text, ...(pictures.length && { pictures }) }], () => {
     $("prompt").value = [text, $("prompt").value].filter(Boolean).join("\n");
+    showPictures(pictures);
     keepDraft();
   });
 }
@@ -58,7 +60,8 @@ function ask(text) {
 const regenerate = (index) => respond(current.messages.slice(0, index), () => {});
 
 function sendAgain(index, text) {
-  respond([...current.messages.slice(0, index), { role: "user", content: text }], () => {
+  const { pictures } = current.messages[index];
+  respond([...current.messages.slice(0, index), { role: "user", content: text, ...(pictures && { pictures }) }], () => {
     edit($("log").children[index], current.messages[index], (again) => sendAgain(index, again), text);
   });
 }
@@ -185,10 +188,12 @@ function stateOf({ accelerator, emulated, output_changes: changes }, { dashboard
 
 function send() {
   const text = $("prompt").value.trim();
-  if (running || !text) return;
+  if (running) return;
+  const pictures = takePictures();
+  if (!text && !pictures.length) return;
   $("prompt").value = "";
   keepDraft();
-  ask(text);
+  ask(text, pictures);
 }
 
 function keepDraft() {
@@ -215,6 +220,7 @@ function listen() {
     send();
   });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") running?.stop(); });
+  listenForPictures();
   $("options").addEventListener("click", () => fold("settings", "options"));
   $("chats").addEventListener("click", () => { listChats(); fold("side", "chats"); });
   $("new").addEventListener("click", () => { show(store.fresh()); $("prompt").focus(); });

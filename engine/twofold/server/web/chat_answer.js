@@ -34,8 +34,10 @@ async function* events(body) {
 }
 
 // A stored message as the API takes it.
-function wire({ role, content, tools }) {
-  return { role, content: content || null, ...(tools?.length && { tool_calls: tools }) };
+function wire({ role, content, tools, pictures }) {
+  const parts = (pictures ?? []).map((url) => ({ type: "image_url", image_url: { url } }));
+  if (parts.length && content) parts.push({ type: "text", text: content });
+  return { role, content: parts.length ? parts : content || null, ...(tools?.length && { tool_calls: tools }) };
 }
 
 function requestBody(messages) {

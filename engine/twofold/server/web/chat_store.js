@@ -3,6 +3,7 @@
 
 const PREFIX = "twofold/chat/";
 const SETTINGS = "twofold/settings";
+const MAX_PICTURE_CHARS = 1_500_000; // of one conversation
 const memory = new Map();
 
 function read(key) {
@@ -35,10 +36,21 @@ export function fresh() {
 export function save(conversation) {
   if (conversation.isRemoved) return;
   if (!conversation.messages.length) { remove(conversation.id); return; }
-  conversation.title = conversation.messages[0].content.trim().replace(/\s+/g, " ").slice(0, 80);
+  conversation.title = conversation.messages[0].content.trim().replace(/\s+/g, " ").slice(0, 80) || "Picture";
   conversation.updated = Date.now();
   // The tokens serve the colours of an answer on show and are large.
-  write(PREFIX + conversation.id, { ...conversation, messages: conversation.messages.map((each) => ({ ...each, tokens: undefined })) });
+  const messages = conversation.messages.map((each) => ({ ...each, tokens: undefined }));
+  write(PREFIX + conversation.id, { ...conversation, messages: withoutLargePictures(messages) });
+}
+
+// Pictures stay in this tab's conversation; the browser's few MB keep those of small size.
+function withoutLargePictures(messages) {
+  let room = MAX_PICTURE_CHARS;
+  return messages.map((each) => {
+    if (!each.pictures) return each;
+    const kept = each.pictures.filter((url) => { room -= url.length; return room >= 0; });
+    return { ...each, pictures: kept, lost: (each.lost ?? 0) + each.pictures.length - kept.length };
+  });
 }
 
 export function remove(id) {

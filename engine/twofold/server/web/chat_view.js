@@ -127,13 +127,36 @@ export class AnswerView {
   }
 }
 
+const lostNote = (count) => `${count} large ${count === 1 ? "picture is" : "pictures are"} no longer in this browser.`;
+
+// Small views of pictures. `removed` takes the number of one that the user removes.
+export function pictureRow(urls, removed) {
+  const row = element("div", "", "pictures");
+  row.append(...urls.map((url, index) => {
+    const box = element("figure");
+    const image = element("img");
+    Object.assign(image, { src: url, alt: `Picture ${index + 1}` });
+    box.append(image);
+    if (removed) {
+      const remove = button("×", () => removed(index));
+      remove.setAttribute("aria-label", `Remove picture ${index + 1}`);
+      box.append(remove);
+    }
+    return box;
+  }));
+  return row;
+}
+
 // The element of a user's message. `edited` takes the new text.
 export function userView(message, edited) {
   const box = element("article", "", "user");
   const copied = button("Copy", () => copy(message.content, copied));
   const foot = element("footer");
   foot.append(copied, button("Edit", () => edit(box, message, edited), "again"));
-  box.append(element("div", message.content, "plain"), foot);
+  if (message.pictures?.length) box.append(pictureRow(message.pictures));
+  if (message.lost) box.append(element("p", lostNote(message.lost), "note"));
+  if (message.content) box.append(element("div", message.content, "plain"));
+  box.append(foot);
   return box;
 }
 

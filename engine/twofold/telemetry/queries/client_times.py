@@ -23,6 +23,7 @@ PARTS_BEFORE: Final = (
     ("read_s", "read"),
     ("parse_wait_s", "wait to be parsed"),
     ("parse_s", "parse"),
+    ("encode_s", "pictures"),
     ("tokenise_wait_s", "wait for a tokeniser"),
     ("template_s", "chat template"),
     ("tokenise_s", "tokenise"),

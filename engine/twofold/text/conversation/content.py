@@ -1,4 +1,4 @@
-"""Message content of every API → text. Parts that the model cannot read become a placeholder that names them."""
+"""Message content of every API → text and pictures. Other parts become a placeholder that names them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
+
+from twofold.text.conversation.pictures import picture_of
 
 _TEXT_KEYS: Final = ("text", "refusal", "thinking", "content", "output")
 """Members of a part that hold its text, or further parts."""
@@ -39,11 +41,33 @@ def is_unreadable(text: str) -> bool:
 
 def readable(content: Any, between: str = "") -> Any:
     """Content as text: null is empty, parts are joined by `between`. A value of another type is returned unchanged."""
+    found = with_pictures(content, between)
+    if isinstance(found, list):
+        return "".join(
+            part if isinstance(part, str) else placeholder("image", part["name"]) for part in found
+        )
+    return found
+
+
+def with_pictures(content: Any, between: str = "") -> Any:
+    """The same as `readable` for content without pictures; else its texts and its pictures in the form of
+    `pictures.picture_of`, in order."""
     if content is None:
         return ""
-    if isinstance(content, (list, Mapping)):
-        return between.join(_texts(content, 0))
-    return content
+    if not isinstance(content, (list, Mapping)):
+        return content
+    parts = list(_texts(content, 0))
+    if all(isinstance(part, str) for part in parts):
+        return between.join(parts)
+    return [each for part in parts for each in (between, part)][1:]
+
+
+def joined_content(first: Any, between: str, second: Any) -> Any:
+    """Two results of `with_pictures` as one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}{between}{second}"
+    parts = [[each] if isinstance(each, str) else each for each in (first, between, second)]
+    return [part for each in parts for part in each]
 
 
 def separate(content: Any, kinds: Collection[str]) -> tuple[Any, list[Mapping[str, Any]]]:
@@ -58,8 +82,8 @@ def separate(content: Any, kinds: Collection[str]) -> tuple[Any, list[Mapping[st
     return rest, taken
 
 
-def _texts(content: Any, depth: int) -> Iterator[str]:
-    """Texts of a part or a list of parts, in their order."""
+def _texts(content: Any, depth: int) -> Iterator[Any]:
+    """Texts and pictures of a part or a list of parts, in their order."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, list) and depth < _MAX_DEPTH:
@@ -69,8 +93,12 @@ def _texts(content: Any, depth: int) -> Iterator[str]:
         yield from _part(content, depth)
 
 
-def _part(part: Mapping[str, Any], depth: int) -> Iterator[str]:
+def _part(part: Mapping[str, Any], depth: int) -> Iterator[Any]:
     kind = part.get("type")
+    picture = picture_of(part)
+    if picture is not None:
+        yield picture | {"name": _name(part, str(kind))}
+        return
     if not isinstance(kind, str):
         # Either a part that names no type, or a tool's result as an object.
         yield part["text"] if isinstance(part.get("text"), str) else json.dumps(part, ensure_ascii=False)

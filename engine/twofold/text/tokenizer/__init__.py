@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -288,9 +288,12 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
+        replaced: Mapping[str, str] = MappingProxyType({}),
         **variables: Any,
     ) -> PromptText:
         """The prompt for `messages`, as transformers renders it. `variables` go to the template unchanged.
+
+        replaced: texts of the messages → what is in their place in the prompt, where control tokens are control tokens.
 
         With `continue_final_message` the prompt ends with the last message's content, for the answer to continue it.
         When the result is encoded, the template's control tokens are control tokens; those in the arguments are text.
@@ -303,11 +306,18 @@ class Tokenizer:
                 "prompt to /v1/completions",
                 param="messages",
             )
-        render = partial(
-            self._chat_template.render,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
+        template = self._chat_template
+
+        def render(*client: Any) -> str:
+            text = template.render(
+                *client,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+            for each, written in replaced.items():
+                text = text.replace(each, written, 1)
+            return text
+
         return self._controls.render(render, messages, tools, variables)
 
     def detokenizer(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from twofold.api.errors import CapacityError, KernelError
+from twofold.api.media import PromptMedia
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def read_answer(
     *,
     endpoint: str,
     shown_tokens: frozenset[int] = frozenset(),
+    media: PromptMedia | None = None,
 ) -> Iterator[Chunk]:
     """The answer's chunks as they are computed. shown_tokens: special tokens that are part of the text.
 
@@ -43,6 +45,7 @@ def read_answer(
             endpoint=endpoint,
             adapter=adapter,
             shown_tokens=shown_tokens,
+            media=media,
         )
     )
     if adapter is not None:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,6 @@ from twofold.api.errors import ConfigError
 from twofold.api.parallel_config import ParallelConfig
 from twofold.api.settings import from_namespace
 from twofold.api.types import Usage
-from twofold.text.conversation.arranging import rendered
 from twofold.tools.cli.answer_reader import read_answer
 from twofold.tools.cli.model_options import (
     add_model_arguments,
@@ -26,6 +26,7 @@ from twofold.tools.cli.model_options import (
     sampling_from,
 )
 from twofold.tools.cli.parser import ShortHelp
+from twofold.tools.cli.picture_prompts import RenderedPrompt, picture_part, rendered_prompt
 from twofold.tools.cli.serve.ranks import add_rank_arguments, load_on_ranks, run_on_ranks
 from twofold.tools.cli.terminal_text import print_piece
 
@@ -61,6 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print one JSON object with the text, where experts ran, and times",
     )
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="picture shown before the prompt; may be given several times",
+    )
     add_sampling_arguments(parser)
     add_rank_arguments(parser)
     add_model_arguments(parser)
@@ -87,9 +95,9 @@ def _answer(args: argparse.Namespace, leader: Leader | None = None) -> int:
         if not args.json:
             for text in (*([notice] if notice else []), *(f"note: {t}" for t in engine.info.output_changes)):
                 print(text, file=sys.stderr)
-        token_ids = prompt_token_ids(engine, prompt, system=args.system, raw=args.raw)
-        usage = Usage(len(token_ids), 0)
-        for chunk in read_answer(engine, token_ids, sampling, endpoint="generate"):
+        made = rendered_or_raw(engine, prompt, args.system, raw=args.raw, images=args.image)
+        usage = Usage(len(made.token_ids), 0)
+        for chunk in read_answer(engine, made.token_ids, sampling, endpoint="generate", media=made.media):
             texts.append(chunk.text)
             answer_ids += chunk.token_ids
             usage = chunk.usage or usage
@@ -119,18 +127,20 @@ def read_prompt(given: str | None) -> str:
     return text
 
 
-def prompt_token_ids(
-    engine: Engine, prompt: str, *, system: str | None = None, raw: bool = False
-) -> list[int]:
-    """The prompt through the chat template, or unchanged (`raw`, or a model without a template)."""
+def rendered_or_raw(
+    engine: Engine, prompt: str, system: str | None, *, raw: bool = False, images: Sequence[str] = ()
+) -> RenderedPrompt:
+    """The prompt through the chat template, or unchanged (`raw`, or a model without a template). images: files."""
     tokenizer = engine.tokenizer
     if raw or not tokenizer.has_chat_template:
-        if system:
-            raise ConfigError("--system needs a chat template; leave --raw or --system out")
-        return tokenizer.encode(prompt, add_special_tokens=True)
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": prompt})
-    return tokenizer.encode(rendered(messages, tokenizer, tokenizer.apply_chat_template)[1])
+        if system or images:
+            given = "--system" if system else "--image"
+            raise ConfigError(f"{given} needs a chat template; leave --raw or {given} out")
+        return RenderedPrompt(tokenizer.encode(prompt, add_special_tokens=True), prompt, None)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    parts = [picture_part(Path(each).expanduser()) for each in images]
+    content = [*parts, {"type": "text", "text": prompt}] if parts else prompt
+    return rendered_prompt(engine, [*messages, {"role": "user", "content": content}])
 
 
 def report(engine: Engine, text: str, token_ids: list[int], usage: Usage) -> dict[str, Any]:

@@ -41,6 +41,7 @@ struct Selection {
   int most = 0;  // positions that are chosen for a query; 0: it attends to all of its stretch
   // Null if positions are chosen: the layer attends to those that the last chooser of the step chose.
   std::shared_ptr<Chooser> chooser = nullptr;
+  bool bidirectional = false;  // whether tokens of a picture attend to one another
 
   int num_planes() const { return chooser == nullptr ? 0 : chooser->num_planes(); }
   // Bound of the positions that the token at `position` attends to.
@@ -48,7 +49,7 @@ struct Selection {
   // Before a layer attends. Throws KernelFailure if no layer of the step has chosen what this one reads.
   void prepare(const ChooserInput& input, AttentionBatch& batch, const StateCache& cache, int layer) const {
     if (most == 0) return;
-    ChosenPositions& chosen = batch.chosen();
+    ChosenPositions& chosen = batch.chosen;
     if (chooser != nullptr) {
       chosen.start(batch.num_tokens(), most, chooser->num_lists());
       chooser->choose(input, batch, cache, layer, chosen);

@@ -179,7 +179,7 @@ def _has_more_values(request: BaseModel, limit: int) -> bool:
         value = level.pop()
         held: Iterable[Any] = ()
         if isinstance(value, BaseModel):
-            held = value.__dict__.values()
+            held = [*value.__dict__.values(), *(value.__pydantic_extra__ or {}).values()]
         elif isinstance(value, dict):
             held = value.values()
         elif isinstance(value, list | tuple):
@@ -210,7 +210,8 @@ def _put_back(value: Any, texts: dict[str, str]) -> Any:
     if isinstance(value, str):
         return texts.get(value, value)
     if isinstance(value, BaseModel):
-        value.__dict__.update({name: _put_back(held, texts) for name, held in value.__dict__.items()})
+        for members in (value.__dict__, value.__pydantic_extra__ or {}):
+            members.update({name: _put_back(held, texts) for name, held in members.items()})
     elif isinstance(value, dict):
         return {name: _put_back(held, texts) for name, held in value.items()}
     elif isinstance(value, list):

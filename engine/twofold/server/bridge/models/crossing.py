@@ -19,6 +19,7 @@ from twofold.api.request_times import RequestTimes
 from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.server.bridge.models.loop_signal import LoopSignal
 from twofold.server.bridge.models.protocol import Prompt, ServingEngine
+from twofold.server.bridge.models.request_pictures import RequestPictures
 from twofold.server.bridge.models.threads import Threads
 from twofold.server.http.errors import CONTEXT_LENGTH, ApiError, too_long
 
@@ -43,6 +44,10 @@ class RequestPlan:
     """Adds the thinking budget to the constraint, given the most tokens of the answer."""
     times: RequestTimes = field(default_factory=RequestTimes.begin)
     """The request's stopwatch."""
+    pictures: RequestPictures | None = None
+    """The prompt's pictures; None: it has none."""
+    max_prompt_tokens: int | None = None
+    """Length to which the prompts are truncated; None: they are not."""
     end_tokens: tuple[int, ...] = ()
     """Tokens that also end an answer, unless it ignores the end of text."""
 
@@ -175,15 +180,24 @@ async def submit(plan: RequestPlan, answer: AnswerStream, threads: Threads) -> l
         prompts = plan.tokenise()
         plan.times.mark("tokenise")
         constraint = plan.constraint_of(prompts[0])
-        if constraint is None:
+        if constraint is None and plan.pictures is None:
             _submit_all(plan, answer, prompts, None)
         return prompts, constraint
 
     async def submitted() -> list[Prompt]:
         loop = asyncio.get_running_loop()
+        pictures, compiled = plan.pictures, None
+        if pictures is not None:
+            answer.engine.check_room()
+            await pictures.encode(threads)
+            plan.times.mark("encode")
         prompts, constraint = await threads.tokenise(work, param=plan.prompt_field)
+        if pictures is not None:
+            prompts = await pictures.placed(prompts, threads, plan.max_prompt_tokens)
+            plan.times.mark("encode")
         if constraint is not None:
             compiled = await loop.run_in_executor(threads.compilers, answer.engine.compile, constraint)
+        if constraint is not None or pictures is not None:
             submit_all = partial(_submit_all, plan, answer, prompts)
             await loop.run_in_executor(threads.tokenisers, submit_all, compiled)
         return prompts
@@ -228,6 +242,7 @@ def _submit_all(
                     constraint=plan.bounded(prompt, constraint, sampling.max_tokens),
                     turn_ends=prompt.turn_ends,
                     prediction=prompt.prediction,
+                    media=prompt.media,
                     after_step=answer.crossing.wake,
                     times=plan.times,
                 )

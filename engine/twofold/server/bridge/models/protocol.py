@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from twofold.api.config import EngineConfig
 from twofold.api.constraints import CompiledConstraint, Constraint
 from twofold.api.control import ExpertPlacement, LayerPlacement, MemoryUse, Resize
+from twofold.api.media import PromptMedia
 from twofold.api.pooling import ModelPooling
 from twofold.api.types import (
     EngineFailure,
@@ -22,6 +23,8 @@ from twofold.api.types import (
     RunInfo,
 )
 from twofold.text.tokenizer import Tokenizer
+from twofold.vision.prompt_pictures import PictureEncoding
+from twofold.vision.service import PictureStats
 
 ServingTokenizer = Tokenizer
 """Called on worker threads, concurrently."""
@@ -123,6 +126,12 @@ class ServingAdapters(Protocol):
     def release(self, adapter: LoadedAdapter) -> None: ...
 
 
+class ServingPictures(PictureEncoding, Protocol):
+    """The part of `twofold.vision.service.PictureService` that the server needs."""
+
+    def stats(self) -> PictureStats: ...
+
+
 class ServingEngine(Protocol):
     """The part of `twofold.engine.Engine` that serving needs; every method is thread-safe."""
 
@@ -161,6 +170,11 @@ class ServingEngine(Protocol):
     @property
     def adapters(self) -> ServingAdapters:
         """LoRA adapters that requests may use."""
+        ...
+
+    @property
+    def pictures(self) -> ServingPictures | None:
+        """Encoder of pictures; None: the model reads text only."""
         ...
 
     @property
@@ -207,3 +221,9 @@ class Prompt:
     """See `GenerationRequest.turn_ends`."""
     prediction: tuple[int, ...] = ()
     """See `GenerationRequest.prediction`."""
+    media: PromptMedia | None = None
+    """See `GenerationRequest.media`."""
+
+    @property
+    def image_tokens(self) -> int:
+        return 0 if self.media is None else self.media.num_tokens

@@ -15,6 +15,7 @@ from twofold.server.bridge.models.threads import Threads
 from twofold.server.bridge.observe.metrics import HttpCounts
 from twofold.server.bridge.observe.request_log import RequestLog
 from twofold.server.http.errors import unavailable
+from twofold.server.http.picture_sources import PictureSources
 
 if TYPE_CHECKING:
     from twofold.server.bridge.observe.spans import RequestSpans
@@ -35,6 +36,7 @@ class ServerResources:
         self.phase: Phase = "loading"
         self.threads = Threads()
         self.body_worker = BodyWorker()
+        self.picture_sources = PictureSources.of(config)
 
     @cached_property
     def crossing(self) -> Crossing:

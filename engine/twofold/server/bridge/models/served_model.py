@@ -180,6 +180,11 @@ class ServedModel:
         return frozenset() if self._engine is None else self._engine.tokenizer.template_variables
 
     @property
+    def reads_pictures(self) -> bool:
+        """Whether prompts may have pictures; False while it is not loaded."""
+        return self._engine is not None and self._engine.pictures is not None
+
+    @property
     def path(self) -> str:
         """Its directory or file."""
         return self.source.path if self.source is not None else self.engine_while_draining.info.model

@@ -26,6 +26,11 @@ class Threads:
         # Several, so that a compiled grammar does not wait for a new one.
         self.compilers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="compile")
 
+        # Pictures come from other servers, or are decoded from base64.
+        self.fetchers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="fetch")
+        # One, because the encoder takes one picture at a time.
+        self.encoders = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
+
     async def tokenise(self, work: Callable[[], T], *, param: str) -> T:
         """Run `work` on a tokeniser thread and return its result. ApiError 400 with the length for a text that is too
         long; `param` is its field.
@@ -41,5 +46,12 @@ class Threads:
             raise ApiError(400, message, param=param, code=CONTEXT_LENGTH) from None
 
     def close(self) -> None:
-        for pool in (self.tokenisers, self.counters, self.parsers, self.compilers):
+        for pool in (
+            self.tokenisers,
+            self.counters,
+            self.parsers,
+            self.compilers,
+            self.fetchers,
+            self.encoders,
+        ):
             pool.shutdown(wait=False, cancel_futures=True)

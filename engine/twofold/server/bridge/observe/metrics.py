@@ -61,8 +61,9 @@ _HISTOGRAMS: Final[Mapping[str, tuple[str, Sequence[float]]]] = {
 _STAGES: Final = (*PARTS, "queue", "prefill", "deliver", "decode")
 """Stages of a request. Up to "deliver" they follow one another without gaps, so their sum is its TTFT."""
 _STAGE_HELP: Final = (
-    "Time of a finished request by stage, in order: body read; wait for a body worker; parse; wait for a tokeniser; "
-    "template; tokenise; compile a grammar; queue; prefill; deliver the first token; decode."
+    "Time of a finished request by stage, in order: body read; wait for a body worker; parse; fetch and encode "
+    "pictures; wait for a tokeniser; template; tokenise; compile a grammar; queue; prefill; deliver the first token; "
+    "decode."
 )
 
 

@@ -24,7 +24,7 @@ from twofold.server.http.errors import ApiError
 from twofold.server.http.web_pages import cross_origin_error
 
 _logger = logging.getLogger("twofold.server")
-CHAT_SCRIPTS: Final = ("chat", "chat_answer", "chat_colours", "chat_store", "chat_view")
+CHAT_SCRIPTS: Final = ("chat", "chat_answer", "chat_colours", "chat_pictures", "chat_store", "chat_view")
 """Modules of the chat page."""
 _OPEN: Final = frozenset(
     (

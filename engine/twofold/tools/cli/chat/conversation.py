@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from twofold.api.errors import CapacityError, ConfigError, RequestError
+from twofold.api.errors import CapacityError, ConfigError, ModelLoadError, RequestError
 from twofold.api.regular_file import read_regular_text
 from twofold.api.sampling_ranges import SAMPLING_RANGES
 from twofold.api.whole_file import whole_file
@@ -18,6 +18,7 @@ from twofold.tools.cli.chat.sources import Source, Summary
 from twofold.tools.cli.chat.typing_line import message_reader
 from twofold.tools.cli.model_options import MAX_TOKENS, SAMPLING
 from twofold.tools.cli.number_options import within
+from twofold.tools.cli.picture_prompts import picture_part
 from twofold.tools.cli.terminal_text import print_piece
 
 HELP: Final = """\
@@ -25,13 +26,13 @@ HELP: Final = """\
   /system [TEXT]     show the system message, or set it; /system none removes it
   /set [NAME VALUE]  show sampling, or set temperature, top_p, top_k, min_p, max_tokens
                      (VALUE default: as the model declares)
+  /image FILE        show a picture with the next message
   /think on|off      show thinking, or fold it
   /model [NAME]      list the models, or change to another
   /save FILE         write the conversation to a file
   /load FILE         go on with a conversation from a file
   /help              this list
   Ctrl-C   stop the answer        Alt-Enter   new line        Ctrl-D   leave"""
-_NO_PICTURES: Final = "pictures are not read yet: Twofold takes text only"
 
 
 class Conversation:
@@ -42,7 +43,9 @@ class Conversation:
         self._source = source
         self._sampling = dict(sampling)
         self._system = system or ""
-        self._turns: list[dict[str, str]] = []
+        self._turns: list[dict[str, Any]] = []
+        self._pictures: list[dict[str, Any]] = []
+        """Pictures of the next message."""
         self._interactive = sys.stdin.isatty()
         self._shows_thinking = False
         self._read = message_reader()
@@ -52,7 +55,7 @@ class Conversation:
             "/set": self._set,
             "/think": self._think,
             "/model": self._model,
-            "/image": lambda _: _NO_PICTURES,
+            "/image": self._image,
             "/save": self._save,
             "/load": self._load,
         }
@@ -93,6 +96,7 @@ class Conversation:
 
     def _reset(self, _: str) -> str:
         self._turns.clear()
+        self._pictures.clear()
         return "forgotten"
 
     def _set_system(self, text: str) -> str:
@@ -129,6 +133,13 @@ class Conversation:
         others = [each for each in self._source.models if each != self._source.model]
         return f"model: {self._source.model}" + (f"; also {', '.join(others)}" if others else "")
 
+    def _image(self, path: str) -> str:
+        if not path:
+            raise ConfigError("/image takes a file")
+        self._pictures.append(picture_part(Path(path).expanduser()))
+        count = len(self._pictures)
+        return f"the next message shows {'the picture' if count == 1 else f'{count} pictures'}"
+
     def _save(self, path: str) -> str:
         if not path:
             raise ConfigError("/save takes a file")
@@ -145,7 +156,9 @@ class Conversation:
         try:
             kept = json.loads(read_regular_text(file))
             system = str(kept["system"])
-            turns = [{name: str(turn[name]) for name in ("role", "content")} for turn in kept["messages"]]
+            turns = [
+                {"role": str(turn["role"]), "content": _content(turn["content"])} for turn in kept["messages"]
+            ]
         except (ValueError, LookupError, TypeError, RecursionError):
             raise ConfigError(f"{file} is no conversation that /save wrote") from None
         self._system, self._turns = system, turns
@@ -155,7 +168,8 @@ class Conversation:
 
     def _answer(self, message: str) -> None:
         """Print the answer as it streams; keep the turn in the history, even if the answer was stopped."""
-        self._turns.append({"role": "user", "content": message})
+        content = [*self._pictures, {"type": "text", "text": message}] if self._pictures else message
+        self._turns.append({"role": "user", "content": content})
         system = [{"role": "system", "content": self._system}] if self._system else []
         shown = _Shown(shows_thinking=self._shows_thinking)
         answer = self._source.answer([*system, *self._turns], self._sampling)
@@ -173,13 +187,22 @@ class Conversation:
             answer.close()
             shown.end()
             print("(stopped)")
-        except (RequestError, CapacityError) as error:
+        except (RequestError, CapacityError, ConfigError, ModelLoadError) as error:
             shown.end()
             print(f"({error})")
             if not shown.text:
                 self._turns.pop()
+                self._pictures.clear()
                 return
+        self._pictures.clear()
         self._turns.append({"role": "assistant", "content": shown.text})
+
+
+def _content(value: Any) -> Any:
+    """A saved turn's content: a text, or parts. ValueError for anything else."""
+    if not isinstance(value, (str, list)):
+        raise ValueError
+    return value
 
 
 class _Shown:

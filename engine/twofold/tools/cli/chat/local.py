@@ -12,9 +12,9 @@ from twofold.api.types import SamplingParams, Usage
 from twofold.models.registry import chat_marks
 from twofold.text.chat.answer_parser import AnswerParser
 from twofold.text.chat.events import Event
-from twofold.text.conversation.arranging import rendered
 from twofold.tools.cli.answer_reader import read_answer
 from twofold.tools.cli.chat.sources import Answer, Piece, Summary, Turns
+from twofold.tools.cli.picture_prompts import RenderedPrompt, rendered_prompt
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
@@ -54,15 +54,22 @@ class LocalModel:
             )
 
     def answer(self, turns: Turns, sampling: Mapping[str, Any]) -> Answer:
-        prompt, text, num_dropped = self._prompt(list(turns))
+        prompt, num_dropped = self._prompt(list(turns))
         if num_dropped:
             yield Piece("note", f"the context is full: without the {num_dropped} oldest turns")
         parser = AnswerParser(
-            None, self._marks.reasoning_parser, reasoning_opened=self._marks.opened_by(text)
+            None, self._marks.reasoning_parser, reasoning_opened=self._marks.opened_by(prompt.text)
         )
-        usage, reason, before = Usage(len(prompt), 0), None, self._engine.stats().placement
+        usage, reason, before = Usage(len(prompt.token_ids), 0), None, self._engine.stats().placement
         params = dataclasses.replace(self._defaults, **sampling)
-        for chunk in read_answer(self._engine, prompt, params, endpoint="chat", shown_tokens=self._shown):
+        for chunk in read_answer(
+            self._engine,
+            prompt.token_ids,
+            params,
+            endpoint="chat",
+            shown_tokens=self._shown,
+            media=prompt.media,
+        ):
             events = parser.push(chunk.text)
             yield from _pieces(events if chunk.finish_reason is None else [*events, *parser.finish()])
             usage, reason = chunk.usage or usage, chunk.finish_reason
@@ -78,18 +85,16 @@ class LocalModel:
             reason == "length",
         )
 
-    def _prompt(self, turns: list[Mapping[str, str]]) -> tuple[list[int], str, int]:
-        """The conversation as tokens and text, without its oldest turns if the context is too small for all; and how
-        many those are."""
-        tokenizer = self._engine.tokenizer
+    def _prompt(self, turns: list[Mapping[str, Any]]) -> tuple[RenderedPrompt, int]:
+        """The conversation as a prompt, without its oldest turns if the context is too small for all; and how many
+        those are."""
         begin = 1 if turns and turns[0]["role"] == "system" else 0
         num_dropped = 0
         while True:
-            _, text = rendered([dict(turn) for turn in turns], tokenizer, tokenizer.apply_chat_template)
-            token_ids = tokenizer.encode(text)
-            fits = len(token_ids) + _LEAST_ROOM <= self._engine.max_context
+            prompt = rendered_prompt(self._engine, turns)
+            fits = len(prompt.token_ids) + _LEAST_ROOM <= self._engine.max_context
             if fits or len(turns) - begin < 3:
-                return token_ids, text, num_dropped
+                return prompt, num_dropped
             del turns[begin : begin + 2]
             num_dropped += 2
 

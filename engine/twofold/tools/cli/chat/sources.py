@@ -6,7 +6,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-Turns = Sequence[Mapping[str, str]]
+Turns = Sequence[Mapping[str, Any]]
+"""Messages in OpenAI's format: a content is a text, or a list of texts and pictures."""
 Answer = Generator["Piece | Summary", None, None]
 
 

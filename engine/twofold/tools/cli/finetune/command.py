@@ -51,7 +51,7 @@ def _add_data_arguments(data: Any) -> None:
         required=True,
         metavar="FILE",
         help="JSON lines: messages, conversations (ShareGPT), prompt and completion, or text "
-        "(docs/guides/fine-tune.md)",
+        "(docs/adapters/fine-tune.md)",
     )
     data.add_argument("--eval-data", metavar="FILE", help="held-out lines; default: a share of --data")
     add_options(

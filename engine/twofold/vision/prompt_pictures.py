@@ -1,0 +1,55 @@
+"""Pictures of one prompt: what stands for them while its chat template is rendered, and where their rows are then."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from twofold.text.conversation.pictures import PictureTemplate, picture_text
+from twofold.vision.encoded import EncodedPicture
+from twofold.vision.service import PlacedPrompt
+
+
+class PictureEncoding(Protocol):
+    """The part of `vision.service.PictureService` that prompts need; every method blocks."""
+
+    def mark(self) -> str: ...
+
+    def encode(
+        self, data: bytes, where: str, *, low_detail: bool = False
+    ) -> tuple[EncodedPicture, float]: ...
+
+    def placed(self, token_ids: Sequence[int], pictures: Sequence[EncodedPicture]) -> PlacedPrompt: ...
+
+
+class PromptPictures:
+    """Pictures of one prompt, in its order."""
+
+    def __init__(self, service: PictureEncoding) -> None:
+        self._service = service
+        self._nonce = secrets.token_hex(12)
+        self.encoded: list[EncodedPicture] = []
+
+    def stand_in(self, number: int) -> str:
+        """Stands for a picture in the messages until the template is rendered. No message can contain it."""
+        return f"[{self._nonce}:{number}]"
+
+    def encode(self, data: bytes, where: str, *, low_detail: bool = False) -> float:
+        """Encode the next picture; returns the seconds that took. Raises as `PictureService.encode`."""
+        made, seconds = self._service.encode(data, where, low_detail=low_detail)
+        self.encoded.append(made)
+        return seconds
+
+    def written(self, template: PictureTemplate) -> Mapping[str, str]:
+        """What stands for each picture in the rendered prompt, by its stand-in."""
+        mark = self._service.mark()
+        block = picture_text(template, mark)
+        return {
+            self.stand_in(number): block.replace(mark, picture.text)
+            for number, picture in enumerate(self.encoded)
+        }
+
+    def placed(self, token_ids: Sequence[int]) -> PlacedPrompt:
+        """The prompt with the pictures' rows. Raises as `PictureService.placed`."""
+        return self._service.placed(token_ids, self.encoded)

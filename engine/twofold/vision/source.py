@@ -1,0 +1,47 @@
+"""Whether a model reads pictures, and from which files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twofold.api.errors import ConfigError
+from twofold.api.picture_config import PictureConfig, parse_processor_settings
+from twofold.models.model_files import ModelFiles
+from twofold.models.picture_encoder import find_projector, vision_source
+from twofold.models.registry import family_named
+from twofold.vision.service import PictureSource
+from twofold.weights.gguf_file import is_gguf
+
+
+def picture_source(
+    config: PictureConfig, model: Path, files: ModelFiles, *, threads: int
+) -> PictureSource | None:
+    """The encoder of a model that reads pictures; None for any other model. Raises ConfigError for a --mmproj that the
+    model cannot have."""
+    projector = None if config.mmproj is None else Path(config.mmproj).expanduser()
+    if projector is not None and not projector.is_file():
+        raise ConfigError(f"--mmproj was given {config.mmproj}, which is no file")
+    if is_gguf(model):
+        projector = projector or find_projector(model)
+        if projector is None:
+            return None
+    elif projector is not None:
+        raise ConfigError("--mmproj was given with a model directory; only GGUF models have such a file")
+    elif not _reads_pictures(files):
+        return None
+    return PictureSource(
+        model,
+        projector,
+        files.config.hidden_size,
+        parse_processor_settings(config.mm_processor_kwargs),
+        config.vision_device,
+        threads,
+        config.picture_cache_bytes,
+        config.vision_idle_s,
+    )
+
+
+def _reads_pictures(files: ModelFiles) -> bool:
+    """Whether the family reads pictures, and the files have the encoder."""
+    family = family_named(files.config.architecture)
+    return bool(family and family.pictures) and bool(vision_source(files.config, files.tensors)[1])

@@ -1,0 +1,146 @@
+"""Process that encodes pictures.
+
+Decoders read what strangers send, and transformers takes seconds to import and hundreds of MB: in a process of its own
+a damaged picture ends no server, no token waits for Python's lock, and an idle encoder returns all of its memory. The
+process exits when the other end of its channel, its standard input, is closed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import os
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from twofold.api.errors import ConfigError, ModelLoadError, RequestError, TwofoldError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from twofold.vision.encoder import PictureEncoder
+
+_NICENESS: Final = 10
+"""Niceness of the process: pictures yield to tokens."""
+_LOW_DETAIL: Final = (512, 512)
+"""Largest size of a picture that a request asks to see in low detail, as in OpenAI's API."""
+_THUMBNAIL: Final = (128, 128)
+ERRORS: Final[Mapping[str, type[TwofoldError]]] = {
+    "config": ConfigError, "load": ModelLoadError, "request": RequestError,
+}  # fmt: skip
+
+
+def main() -> None:
+    os.nice(_NICENESS)
+    with contextlib.suppress(EOFError, OSError), Connection(os.dup(0)) as channel:
+        settings = json.loads(channel.recv_bytes())
+        try:
+            encoder = _open(settings)
+        except TwofoldError as error:
+            _refuse(channel, error)
+            return
+        _send(channel, {"mark": encoder.mark, "row_tokens": encoder.row_tokens, "rotates": encoder.rotates})
+        while True:
+            question = json.loads(channel.recv_bytes())
+            answer = _ANSWERS[question["kind"]]
+            try:
+                header, *arrays = answer(encoder, question, channel.recv_bytes())
+            except TwofoldError as error:
+                _refuse(channel, error)
+                continue
+            _send(channel, header)
+            for array in arrays:
+                channel.send_bytes(np.ascontiguousarray(array).tobytes())
+
+
+def _open(settings: Mapping[str, Any]) -> PictureEncoder:
+    try:
+        import torch
+
+        from twofold.vision.loading import open_encoder
+    except ImportError as error:
+        raise ConfigError(
+            f"pictures need the extra `vision` ({error}); install it with pip install 'twofold[vision]'"
+        ) from None
+    if settings["threads"]:
+        torch.set_num_threads(settings["threads"])
+    projector = settings["projector"]
+    device = settings["device"]
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"--vision-device was given {device}, but PyTorch finds no usable GPU; use cpu")
+    encoder = open_encoder(Path(settings["model"]), None if projector is None else Path(projector), device)
+    if encoder.hidden_size != settings["hidden_size"]:
+        raise ModelLoadError(
+            f"{projector or settings['model']}: the picture encoder's rows have {encoder.hidden_size} values, expected "
+            f"the model's hidden size {settings['hidden_size']}; use the encoder that belongs to the model"
+        )
+    return encoder
+
+
+def _encode(encoder: PictureEncoder, question: Mapping[str, Any], data: bytes) -> list[Any]:
+    from twofold.vision.pictures import read_picture
+
+    begin_s = time.perf_counter()
+    picture = read_picture(data, question["where"])
+    size = picture.size
+    if question["low_detail"]:
+        picture.thumbnail(_LOW_DETAIL)
+    try:
+        prepared = encoder.prepared(picture, question["settings"])
+    except (ValueError, TypeError) as error:
+        raise RequestError(
+            f"{question['where']}: the model's picture processor refuses the picture of {size[0]} × {size[1]} pixels "
+            f"({error})",
+            param=question["where"],
+        ) from None
+    encoded = encoder.encoded(prepared)
+    text, runs = encoder.collapsed(prepared.text)
+    deep = encoded.deep
+    header = {
+        "text": text,
+        "runs": runs,
+        "digest": encoded.digest.hex(),
+        "grid": prepared.grid,
+        "size": size,
+        "thumbnail": _thumbnail(picture),
+        "rows": encoded.rows.shape,
+        "deep": None if deep is None else deep.shape,
+        "encode_s": time.perf_counter() - begin_s,
+    }
+    return [header, encoded.rows, *([] if deep is None else [deep])]
+
+
+def _thumbnail(picture: Image) -> str:
+    file = io.BytesIO()
+    small = picture.copy()
+    small.thumbnail(_THUMBNAIL)
+    small.save(file, "JPEG", quality=70)
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def _rotate(encoder: PictureEncoder, question: Mapping[str, Any], data: bytes) -> list[Any]:
+    rotations = encoder.rotations(np.frombuffer(data, np.int64).copy(), question["grids"])
+    return [{"axes": len(rotations)}, rotations]
+
+
+_ANSWERS: Final = {"encode": _encode, "rotate": _rotate}
+
+
+def _send(channel: Connection, header: Mapping[str, Any]) -> None:
+    channel.send_bytes(json.dumps(header).encode())
+
+
+def _refuse(channel: Connection, error: TwofoldError) -> None:
+    kind = next((name for name, each in ERRORS.items() if isinstance(error, each)), "load")
+    _send(channel, {"error": kind, "message": str(error), "param": getattr(error, "param", None)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The process that encodes pictures: what is kept, what ends it, and what a lost one costs."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from twofold.api.config import EngineConfig
+from twofold.api.errors import KernelError, ModelLoadError, RequestError
+from twofold.models import open_model_files
+from twofold.models.sizing import measure_files
+from twofold.tools.cli.main import main
+from twofold.vision.loading import open_encoder
+from twofold.vision.service import PictureService, PictureSource
+from twofold.vision.source import picture_source
+
+from tests.e2e.waiting import wait_until
+from tests.tiny_models.pictures import encoder_of, picture, write_picture_model
+
+
+def file_of(width: int, height: int, seed: int = 0) -> bytes:
+    file = io.BytesIO()
+    picture(width, height, seed).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("eye")
+    write_picture_model(folder, "qwen3_vl_moe")
+    return folder
+
+
+@pytest.fixture
+def service(folder: Path) -> Iterator[PictureService]:
+    made = PictureService(PictureSource(folder, None, 64, {}, "cpu", 1, 1 << 20, 0))
+    yield made
+    made.close()
+
+
+def process_of(service: PictureService) -> int:
+    assert service._worker is not None
+    return service._worker._process.pid
+
+
+def test_rows_are_those_of_the_encoder(folder: Path, service: PictureService) -> None:
+    encoder = encoder_of(folder)
+    prepared = encoder.prepared(picture(50, 37))
+    made, seconds = service.encode(file_of(50, 37), "x")
+    expected = encoder.encoded(prepared)
+    np.testing.assert_array_equal(made.media.rows, expected.rows)
+    np.testing.assert_array_equal(made.media.deep, expected.deep)
+    assert made.media.digest == expected.digest
+    assert (made.text, list(made.runs)) == encoder.collapsed(prepared.text)
+    assert made.media.num_pixels == 50 * 37
+    assert seconds > 0
+
+
+def test_the_latest_pictures_are_kept_within_the_bound(folder: Path) -> None:
+    one = file_of(50, 37)
+    service = PictureService(PictureSource(folder, None, 64, {}, "cpu", 1, 0, 0))
+    try:
+        size = service.encode(one, "x")[0].num_bytes
+    finally:
+        service.close()
+    service = PictureService(PictureSource(folder, None, 64, {}, "cpu", 1, 2 * size, 0))
+    try:
+        for seed in (0, 1, 0, 2, 0, 1):  # 1 has left for 2
+            service.encode(file_of(50, 37, seed), "x")
+        stats = service.stats()
+        assert (stats.queries, stats.hits) == (6, 2)
+        assert stats.cached_bytes == 2 * size
+        assert service.encode(one, "x", low_detail=True)[1] > 0, "another setting is another picture"
+    finally:
+        service.close()
+
+
+def test_a_lost_process_fails_one_picture(service: PictureService) -> None:
+    service.load()
+    os.kill(process_of(service), signal.SIGKILL)
+    with pytest.raises(KernelError, match="ended"):
+        service.encode(file_of(50, 37), "x")
+    assert service.encode(file_of(50, 37), "x")[0].runs, "the next picture starts another one"
+
+
+def test_an_idle_process_ends_and_what_is_kept_stays(folder: Path) -> None:
+    service = PictureService(PictureSource(folder, None, 64, {}, "cpu", 1, 1 << 20, 0.2))
+    try:
+        made, _ = service.encode(file_of(50, 37), "x")
+        number = process_of(service)
+        wait_until(lambda: not service.stats().is_loaded)
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+        assert service.encode(file_of(50, 37), "x") == (made, 0.0)
+        assert not service.stats().is_loaded, "a kept picture needs no encoder"
+    finally:
+        service.close()
+
+
+def test_refusals_leave_the_process(service: PictureService) -> None:
+    service.load()
+    number = process_of(service)
+    for data in (b"", b"GIF89a", file_of(50, 37)[:200], file_of(900, 3)):
+        with pytest.raises(RequestError, match="messages\\[2\\]") as raised:
+            service.encode(data, "messages[2]")
+        assert raised.value.param == "messages[2]"
+    assert process_of(service) == number
+
+
+def test_an_encoder_of_another_model_is_refused(folder: Path, service: PictureService) -> None:
+    wrong = PictureService(replace(service.source, hidden_size=48))
+    try:
+        with pytest.raises(ModelLoadError, match="expected the model's hidden size 48"):
+            wrong.load()
+        assert not wrong.stats().is_loaded
+    finally:
+        wrong.close()
+
+
+def test_placing_counts_the_pictures(service: PictureService) -> None:
+    made, _ = service.encode(file_of(50, 37), "x")
+    token = service._started().row_tokens[0]
+    placed = service.placed([5, token, 6, token, 7], [made, made])
+    count = made.runs[0]
+    assert [(span.begin, span.count) for span in placed.media.spans] == [(1, count), (2 + count, count)]
+    assert placed.offsets.tolist() == [0, 1, 1 + count, 2 + count, 2 + 2 * count, 3 + 2 * count]
+    with pytest.raises(ValueError, match="1 tokens that stand for pictures; 2 were expected"):
+        service.placed([5, token, 6], [made, made])
+
+
+@pytest.mark.parametrize("make", ["quantize", "pack"])
+def test_a_model_made_of_this_one_keeps_its_encoder(folder: Path, tmp_path: Path, make: str) -> None:
+    further = ["--format", "q8_0", "--max-tokens", "0"] if make == "quantize" else []
+    made = tmp_path / make
+    assert main([make, str(folder), str(made), *further]) == 0
+    expected = open_encoder(folder, None, "cpu")
+    found = open_encoder(made, None, "cpu")
+    prepared = expected.prepared(picture(50, 37))
+    np.testing.assert_array_equal(found.encoded(prepared).rows, expected.encoded(prepared).rows)
+    files = open_model_files(made)
+    assert picture_source(EngineConfig(), made, files, threads=1) is not None
+    assert (
+        measure_files(files).encoder_elements == measure_files(open_model_files(folder)).encoder_elements > 0
+    )
