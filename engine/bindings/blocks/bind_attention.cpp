@@ -126,19 +126,24 @@ std::shared_ptr<MlaBlock> make_mla(BlockArguments given) {
   const Projection q_b = given.has("q_b") ? projection_of(given, "q_b", queries, kAny) : Projection{};
   if (q_b.weight != nullptr && q_b.norm == nullptr)
     throw given.failure("q_b is given without a norm; expected both or none");
+  OutputGate gate;
+  if (given.has("gate")) gate = {.kind = given.part("gate", gate_kind_of), .by_head = true};
   const int64_t q_rows = q_b.weight != nullptr ? q_b.columns() : queries;
-  const Projection project = projection_of(given, "project", q_rows + shape.cached(), kAny);
+  const int64_t gate_rows = gate ? shape.num_heads : 0;
+  const Projection project = projection_of(given, "project", q_rows + shape.cached() + gate_rows, kAny);
   MlaParts parts{
       .shape = shape,
       .project = project,
       .q_b = q_b,
       .latent_norm = norm_of(given, "latent_norm", shape.latent),
+      .key_norm = norm_of(given, "key_norm", shape.rope),
       .rotation = rotation_of(given),
       .scale = query_scale_of(given, 0),
       .k_b = &k_b,
       .v_b = &v_b,
       .select = selection_of(given),
       .scores = scores_of(given, shape.num_heads),
+      .gate = gate,
       .out = projection_of(given, "out", project.columns(), int64_t{shape.num_heads} * shape.value),
   };
   const PoolView& pool = given.pool();

@@ -586,6 +586,8 @@ class Mla(Block):
         q_b: _Part = None,
         scale: _Part = None,
         select: _Part = None,
+        key_norm: _Part = None,
+        gate: _Part = None,
     ) -> None:
         """project: queries or, with q_b, their low-rank part, then latent and shared key. k_b and v_b have a part per
         head: [latent, nope_dim] and [value_dim, latent]. layer: index in the cache, where it has one plane of latent +

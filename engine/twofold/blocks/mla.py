@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
 from twofold._core.device import MlaDecode, MlaPages, MlaRows
 from twofold.blocks import ops
 from twofold.blocks.attention.chosen import ChosenPositions, position_lists
+from twofold.blocks.attention.gate import Gate
 from twofold.blocks.attention.layer_names import LayerNames
 from twofold.blocks.attention.linear import Linear, LinearOnDevice
 from twofold.blocks.attention.norms import norm_part
@@ -26,7 +27,14 @@ from twofold.blocks.attention.scores import Scores
 from twofold.blocks.attention.selection import AllPositions, Selection, SelectionOnDevice
 from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Pages
 from twofold.blocks.block_weights import BlockWeights
-from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
+from twofold.blocks.device_step import (
+    Allocate,
+    DeviceBlock,
+    DeviceState,
+    DeviceStep,
+    DeviceWeights,
+    NativeKernels,
+)
 from twofold.weights.tensor_spec import HasTensor
 from twofold.weights.weight_format import SCALE_GRID, WeightMatrix, packed_bytes
 
@@ -35,6 +43,8 @@ if TYPE_CHECKING:
 
 
 _PLAIN = ("f32", "bf16", "f16")
+_KERNEL_LATENT: Final = 512
+"""Elements of a latent that a device's kernels can have (`kMlaMaxLatent`); longer ones are computed in torch."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,12 @@ class Mla(ComposedBlock):
     """As published; some checkpoints pair halves. None: the keys that heads share carry no positions."""
     scale: QueryScale | None = None
     select: Selection = field(default_factory=AllPositions)
+    key_norm: bool = False
+    """Whether the key that heads share has a norm before its rotation."""
+    gate: Gate | None = None
+    """Gate of each head's output, by head, from the block's input."""
+    latent_scale: float = 1.0
+    """Factor of the normed latents."""
     latent_eps: float = 1e-6
     """Epsilon of the norms of low-rank queries and latents; not in any configuration."""
 
@@ -85,6 +101,8 @@ class Mla(ComposedBlock):
             "q": of(first, theirs, rows, hidden),
             "kv": of("kv_a_proj_with_mqa", "attn_kv_a_mqa", self.cached, hidden),
         }
+        if self.gate is not None:
+            project |= self.gate.tensors(names, hidden, heads, self.v_head_dim)
         if self.bias and self.q_lora_rank is not None:
             project["q_bias"] = names.bias(first, theirs, rows)
         if self.bias:
@@ -104,6 +122,10 @@ class Mla(ComposedBlock):
         v_b = of("v_b_proj", "attn_v_b", heads, value, latent, role="exact")
         by_head = found(k_b) and not found(kv_b)
         latent_norm = {"latent_norm": names.norm("kv_a_layernorm", "attn_kv_a_norm", latent)}
+        if self.key_norm:
+            latent_norm["key_norm"] = names.norm(
+                "k_rope_only_layernorm", "attn_k_norm", self.qk_rope_head_dim
+            )
         return (
             BlockPart("project", project),
             BlockPart("norm", latent_norm),
@@ -113,6 +135,7 @@ class Mla(ComposedBlock):
             BlockPart("scale", settings=self.scale),
             BlockPart("select", self.select.tensors(names, hidden), self.select),
             BlockPart("attend", self.scores.tensors(names, heads), self.scores, self._per_position),
+            BlockPart("gate", settings=self.gate),
             BlockPart("out", out),
         )
 
@@ -160,8 +183,8 @@ class Mla(ComposedBlock):
 
     @property
     def project(self) -> Linear:
-        """Projections of queries, or of their low-rank part, of latents and of the shared key."""
-        return Linear(("q", "kv"), "norm", self.eps)
+        """Projections of queries, or of their low-rank part, of latents and of the shared key, and of gates."""
+        return Linear(("q", "kv", *([] if self.gate is None else ["gate"])), "norm", self.eps)
 
     @property
     def expand(self) -> Linear:
@@ -233,7 +256,11 @@ class Mla(ComposedBlock):
             rope_dim=self.qk_rope_head_dim,
             project=self.project.cpu(weights, pool, where),
             q_b=self.expand.cpu(weights, pool, where) if "q_b" in weights else None,
-            latent_norm=norm_part(weights.vector("latent_norm"), self.latent_eps),
+            latent_norm=norm_part(
+                weights.vector("latent_norm") * np.float32(self.latent_scale), self.latent_eps
+            ),
+            key_norm=norm_part(weights.optional_vector("key_norm"), self.latent_eps),
+            gate=None if self.gate is None else {"activation": self.gate.activation},
             k_b=keys,
             v_b=values,
             rotation=None if self.rotation is None else self.rotation.cpu(),
@@ -258,7 +285,8 @@ class Mla(ComposedBlock):
             self,
             project=self.project.device(weights),
             expand=self.expand.device(weights) if "q_b" in weights.source else None,
-            latent_norm=weights.norm("latent_norm"),
+            latent_norm=weights.norm("latent_norm") * self.latent_scale,
+            key_norm=weights.vector("key_norm"),
             k_b=k_b,
             v_b=v_b,
             select=self.select.device(weights),
@@ -282,6 +310,8 @@ class MlaOnDevice:
     expand: LinearOnDevice | None
     """Queries from their low-rank part; None: they have none."""
     latent_norm: Tensor
+    """Times `latent_scale`."""
+    key_norm: Tensor | None
     k_b: Tensor
     """[heads, nope, latent]."""
     v_b: Tensor
@@ -294,7 +324,13 @@ class MlaOnDevice:
 
         shape = self.shape
         a = self.project(hidden)
-        q, compressed = a[:, : -shape.cached], a[:, -shape.cached :]
+        gates = 0 if shape.gate is None else shape.num_heads
+        q, compressed, gate = torch.split(a, [a.shape[1] - shape.cached - gates, shape.cached, gates], 1)
+        if self.key_norm is not None:
+            key = compressed[:, shape.kv_lora_rank :]
+            key.copy_(
+                torch.nn.functional.rms_norm(key.float(), key.shape[1:], self.key_norm, shape.latent_eps)
+            )
         if self.expand is not None:
             q = self.expand(q.float())
         q = q.reshape(len(q), shape.num_heads, shape.qk_head_dim).contiguous()
@@ -306,14 +342,17 @@ class MlaOnDevice:
         if shape.scale is not None:
             absorbed *= shape.scale.factors(step.batch.positions)[:, None, None].to(absorbed.dtype)
         values = torch.bmm(self._attended(absorbed, state[0], step, chosen).transpose(0, 1), self.v_b)
-        total += self.out(values.transpose(0, 1).flatten(1))
+        values = values.transpose(0, 1)
+        if shape.gate is not None:
+            values = shape.gate.apply(values, gate[:, :, None])
+        total += self.out(values.flatten(1))
 
     def _store(self, compressed: Tensor, q: Tensor, absorbed: Tensor, kept: Tensor, step: DeviceStep) -> None:
         """Write normalised latents and rotated keys to the cache, and rotated query parts after the absorbed
         queries."""
         import torch
 
-        shape, native, rotation = self.shape, step.kernels.native, self.shape.rotation
+        shape, native, rotation = self.shape, self._native(step), self.shape.rotation
         cos, sin = (None, None) if rotation is None else rotation.angles(step)
         if native is not None:
             of_batch = MlaRows(
@@ -348,7 +387,7 @@ class MlaOnDevice:
     ) -> Tensor:
         """Weighted latents [T, heads, latent]. Leading sequences of one token each share a launch."""
 
-        batch, native, shape = step.batch, step.kernels.native, self.shape
+        batch, native, shape = step.batch, self._native(step), self.shape
         num_decode, others = batch.sequences()
         out = absorbed.new_zeros((*absorbed.shape[:2], shape.kv_lora_rank))
         if native is not None and num_decode > 0:
@@ -387,6 +426,9 @@ class MlaOnDevice:
             values = latents[..., : shape.kv_lora_rank]
             out[rows] = shape.scores.attended(absorbed[rows], latents, values, seen)
         return out
+
+    def _native(self, step: DeviceStep) -> NativeKernels | None:
+        return step.kernels.native if self.shape.kv_lora_rank <= _KERNEL_LATENT else None
 
     def _pages(self, kept: Tensor) -> MlaPages:
         shape = self.shape

@@ -163,6 +163,12 @@ FAMILIES: Final = (
     Family("deepseek_v3", ("DeepseekV3ForCausalLM",), "deepseek2", _DEEPSEEK),
     Family("deepseek_v2", ("DeepseekV2ForCausalLM",), "", _DEEPSEEK),
     Family("deepseek_v32", ("DeepseekV32ForCausalLM",), "deepseek32", _DEEPSEEK),
+    Family(
+        "dots3_note",
+        ("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration"),
+        "",
+        FamilyChat(end_of_turn=("<|endofresponse|>",)),
+    ),
     Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "glm-dsa", _GLM),
     Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family(

@@ -146,6 +146,7 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
     float* values = pool_.scratch_floats(kHeadsScratch, count * width);
     linear_by_head(table_, pool_, {queries, query_floats, parts_.shape.cached(), first}, count, *parts_.v_b,
                    {values, width, parts_.shape.value});
+    gate(a, first, count, values);
     parts_.out.add(table_, pool_, values, count, sum + static_cast<int64_t>(first) * hidden_size(), first);
     begin = end;
   }
@@ -158,11 +159,16 @@ void MlaAttention::store_latents(const float* a, const AttentionBatch& batch, co
   const int64_t width = parts_.project.rows();
   const double elements = static_cast<double>(T) * shape.cached();
   for_ranges(pool_, T, 1, work_us(12.0 * elements, 10.0 * elements), [&](int64_t first, int64_t count) {
-    std::vector<float> row(static_cast<size_t>(shape.cached()));
+    std::vector<float> row(static_cast<size_t>(shape.cached())), normed(static_cast<size_t>(shape.rope));
     for (int t = static_cast<int>(first); t < first + count; ++t) {
       const float* from = a + t * width + q_rows();
       parts_.latent_norm.apply(table_, from, row.data(), shape.latent);
-      parts_.rotation.apply(table_, batch, t, from + shape.latent, row.data() + shape.latent, shape.rope);
+      const float* key = from + shape.latent;
+      if (parts_.key_norm.weight != nullptr) {
+        parts_.key_norm.apply(table_, key, normed.data(), shape.rope);
+        key = normed.data();
+      }
+      parts_.rotation.apply(table_, batch, t, key, row.data() + shape.latent, shape.rope);
       store_row(table_, row.data(), plane, batch.row(t, page_size));
     }
   });
@@ -207,6 +213,20 @@ void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int
                               query + h * cached + shape.latent, shape.rope);
       }
       parts_.scale.apply(parts_.scale.factor(batch.position(token)), query, query_width);
+    }
+  });
+}
+
+// Multiplies the heads' values of tokens from `first` on by their gates.
+void MlaAttention::gate(const float* a, int first, int count, float* values) const {
+  if (!parts_.gate) return;
+  const int64_t heads = parts_.shape.num_heads, width = parts_.project.rows();
+  const int D = parts_.shape.value;
+  const double elements = static_cast<double>(count * heads) * D;
+  for_ranges(pool_, count * heads, 1, work_us(8.0 * elements, 4.0 * elements), [&](int64_t at, int64_t n) {
+    for (int64_t i = at; i < at + n; ++i) {
+      const float* of_head = a + (first + i / heads + 1) * width - heads + i % heads;
+      parts_.gate.apply(table_, of_head, values + i * D, values + i * D, D);
     }
   });
 }
