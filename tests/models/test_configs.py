@@ -287,7 +287,7 @@ def test_a_foreign_config_is_refused_with_what_is_missing(tmp_path: Path, model_
             {"index_topk": 2048, "index_n_heads": 64},
             "a sparse indexer other than DeepSeek-V3.2's (index_topk)",
         ),
-        ({"hc_mult": 4}, "hyper-connections (hc_mult)"),
+        ({"hc_mult": 4}, "hyper-connections that mix their streams (hc_mult)"),
         ({"text_config": {"linear_attn_config": {"num_heads": 4}}}, "KDA) (linear_attn_config)"),
         ({"index_topk": None, "state_size": False}, "its layers are not described here"),
     ],

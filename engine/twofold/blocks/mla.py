@@ -17,6 +17,7 @@ import numpy as np
 from twofold._core.device import MlaDecode, MlaPages, MlaRows
 from twofold.blocks import ops
 from twofold.blocks.attention.chosen import ChosenPositions, position_lists
+from twofold.blocks.attention.gate import Gate
 from twofold.blocks.attention.layer_names import LayerNames
 from twofold.blocks.attention.linear import Linear, LinearOnDevice
 from twofold.blocks.attention.norms import norm_part
@@ -57,6 +58,8 @@ class Mla(ComposedBlock):
     rotation: Rotation | None = PAIRED
     """As published; some checkpoints pair halves. None: the keys that heads share carry no positions."""
     scale: QueryScale | None = None
+    gate: Gate | None = None
+    """Gate of the heads' values; None: they have none."""
     select: Selection = field(default_factory=AllPositions)
     latent_eps: float = 1e-6
     """Epsilon of the norms of low-rank queries and latents; not in any configuration."""
@@ -103,6 +106,8 @@ class Mla(ComposedBlock):
         k_b = of("k_b_proj", "attn_k_b", heads, latent, nope, role="exact")
         v_b = of("v_b_proj", "attn_v_b", heads, value, latent, role="exact")
         by_head = found(k_b) and not found(kv_b)
+        gate = self.gate
+        gates = {} if gate is None else gate.tensors(names, hidden, heads, self.v_head_dim)
         latent_norm = {"latent_norm": names.norm("kv_a_layernorm", "attn_kv_a_norm", latent)}
         return (
             BlockPart("project", project),
@@ -113,8 +118,20 @@ class Mla(ComposedBlock):
             BlockPart("scale", settings=self.scale),
             BlockPart("select", self.select.tensors(names, hidden), self.select),
             BlockPart("attend", self.scores.tensors(names, heads), self.scores, self._per_position),
+            BlockPart("gate", gates, self.gate),
             BlockPart("out", out),
         )
+
+    @property
+    def missing_in_device_kernels(self) -> str | None:
+        if self.scores.sinks:
+            return "latent attention with sinks"
+        return super().missing_in_device_kernels
+
+    @property
+    def gate_rows(self) -> int:
+        """Rows of the gate's projection, which are the last ones of `project`."""
+        return 0 if self.gate is None else self.num_heads * self.gate.rows(self.v_head_dim)
 
     @property
     def _per_position(self) -> Cost:
@@ -160,8 +177,8 @@ class Mla(ComposedBlock):
 
     @property
     def project(self) -> Linear:
-        """Projections of queries, or of their low-rank part, of latents and of the shared key."""
-        return Linear(("q", "kv"), "norm", self.eps)
+        """Projections of queries, or of their low-rank part, of latents and of the shared key, then of gates."""
+        return Linear(("q", "kv") if self.gate is None else ("q", "kv", "gate"), "norm", self.eps)
 
     @property
     def expand(self) -> Linear:
@@ -240,6 +257,7 @@ class Mla(ComposedBlock):
             scale=None if self.scale is None else self.scale.cpu(),
             select=self.select.cpu(weights, pool),
             scores=self.scores.cpu(weights),
+            gate=None if self.gate is None else self.gate.cpu(self.v_head_dim),
             out=Linear(("o",)).cpu(weights, pool, where),
         )
 
@@ -263,6 +281,7 @@ class Mla(ComposedBlock):
             v_b=v_b,
             select=self.select.device(weights),
             out=Linear(("o",)).device(weights),
+            sinks=weights.vector("sinks"),
         )
 
     def device_state(
@@ -288,13 +307,16 @@ class MlaOnDevice:
     """[heads, latent, value]."""
     select: SelectionOnDevice
     out: LinearOnDevice
+    sinks: Tensor | None = None
+    """f32 [heads]."""
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         import torch
 
         shape = self.shape
         a = self.project(hidden)
-        q, compressed = a[:, : -shape.cached], a[:, -shape.cached :]
+        end = a.shape[1] - shape.gate_rows
+        q, compressed, gates = a[:, : end - shape.cached], a[:, end - shape.cached : end], a[:, end:]
         if self.expand is not None:
             q = self.expand(q.float())
         q = q.reshape(len(q), shape.num_heads, shape.qk_head_dim).contiguous()
@@ -306,7 +328,10 @@ class MlaOnDevice:
         if shape.scale is not None:
             absorbed *= shape.scale.factors(step.batch.positions)[:, None, None].to(absorbed.dtype)
         values = torch.bmm(self._attended(absorbed, state[0], step, chosen).transpose(0, 1), self.v_b)
-        total += self.out(values.transpose(0, 1).flatten(1))
+        values = values.transpose(0, 1)
+        if shape.gate is not None:
+            values = shape.gate.apply(values, gates.view(*values.shape[:2], -1))
+        total += self.out(values.flatten(1))
 
     def _store(self, compressed: Tensor, q: Tensor, absorbed: Tensor, kept: Tensor, step: DeviceStep) -> None:
         """Write normalised latents and rotated keys to the cache, and rotated query parts after the absorbed
@@ -385,7 +410,7 @@ class MlaOnDevice:
             if chosen is not None:
                 seen = chosen.of(rows).within(seen, shape.num_heads)
             values = latents[..., : shape.kv_lora_rank]
-            out[rows] = shape.scores.attended(absorbed[rows], latents, values, seen)
+            out[rows] = shape.scores.attended(absorbed[rows], latents, values, seen, sinks=self.sinks)
         return out
 
     def _pages(self, kept: Tensor) -> MlaPages:

@@ -11,7 +11,10 @@ _SIGNS: Final = (
         "a sparse indexer other than DeepSeek-V3.2's",
         ("index_topk", "index_n_heads", "attention.indexer.top_k"),
     ),
-    ("hyper-connections", ("hc_mult", "hyper_connection_rate", "hyper_connection.count")),
+    (
+        "hyper-connections that mix their streams",
+        ("hc_mult", "hyper_connection_rate", "hyper_connection.count"),
+    ),
     (
         "state-space layers (Mamba)",
         ("state_size", "ssm_state_size", "ssm_cfg", "mamba_d_state", "d_state", "ssm.state_size"),
