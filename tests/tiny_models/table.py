@@ -408,10 +408,10 @@ LATENT: Final = {
     ),
     "hy_v4": _of(
         "HYV4ForCausalLM",
-        Row("hy_v4", keys=_LATENT_KEYS, left_out=_SHARED_INDEXER, renamed=_HY_NAMES),
+        Row("hy_v4", keys=_LATENT_KEYS, renamed=_HY_NAMES),
         top_k=4, expert_layout="fused", **_LATENT, **_INDEXER, routed_scaling_factor=2.5, norm_topk_prob=True,
         hc_mult=3, hc_magnitude=1.5, hc_eps=1e-6, swiglu_limit=0.7, mlp_layer_types=["dense", "sparse", "sparse"],
-        indexer_types=["full", "shared", "full"], pad_token_id=1,
+        indexer_types=["full", "full", "shared"], pad_token_id=1,
     ),
     "axk1": _of(
         "AXK1ForCausalLM", Row("axk1", keys=_LATENT_KEYS),

@@ -52,7 +52,7 @@ struct StreamMix {
   const float* base;        // [rows of mix]
   const float* scale;       // one for each num_streams rows of mix
   int num_streams;
-  float eps;     // of the root of the mean square
+  float eps;     // epsilon of the root mean square
   float offset;  // added to the weights
 
   int rows() const { return static_cast<int>(mix->rows()); }
@@ -83,7 +83,7 @@ class HyperConnection final : public Residual {
   ThreadPool& pool_;
   StreamMix mix_;
   float magnitude_;
-  std::vector<float> weights_;  // of the newest step, between read and forward
+  std::vector<float> weights_;  // read computes them for forward
 };
 
 // Ends a model of several streams: sum = the weighted sum of the streams `hidden`.
