@@ -16,6 +16,7 @@ from twofold.api.errors import KernelError
 from twofold.blocks import ops
 from twofold.blocks.attention.chooser import Chooser
 from twofold.blocks.attention.chosen import ChosenPositions
+from twofold.blocks.attention.gate import Gate
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.attention.scores import Scores
 from twofold.blocks.attention.selection import AllPositions, Chosen, Window
@@ -62,6 +63,10 @@ BLOCKS = {
     ),
     "mla": MLA,
     "mla with halves and a window": replace(MLA, rotation=Rotation(), select=Window(7)),
+    "mla with gates and a norm of shared keys": replace(
+        MLA, gate=Gate("g_proj", "head"), key_norm=True, latent_scale=1.5
+    ),
+    "mla with longer latents than kernels have": replace(MLA, kv_lora_rank=514),
     "mla without rotation": replace(MLA, rotation=None),
     "mla without a shared key": replace(MLA, rotation=None, qk_rope_head_dim=0),
 }

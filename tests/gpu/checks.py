@@ -176,6 +176,7 @@ def _other_numbers() -> Iterable[Check]:
     yield Check("routing", part, _kernels("routing"), "kernels/cuda/route_rope.cu")
     yield Check("rotation, KV store and decode attention", part, _kernels("attention"), attention)
     yield Check("latent attention", part, _kernels("latent_attention"), "kernels/cuda/mla_attention.cu")
+    yield Check("indexers", part, _kernels("indexers"), "kernels/cuda/indexer.cu")
     yield Check("gated delta nets", part, _kernels("gated_delta_nets"), "kernels/cuda/gated_delta.cu")
     yield Check("low-rank products of adapters", part, _kernels("adapters"), "kernels/cuda/low_rank.cu")
     yield Check("handshake probe", part, _kernels("handshake_probe"), _CONTROL)

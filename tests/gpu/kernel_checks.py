@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from twofold._core.device import AdaptedRows
 from twofold.blocks import ops
+from twofold.blocks.attention.block_indexer import BlockIndexer, BlockIndexerOnDevice
 from twofold.blocks.attention.chosen import ChosenPositions
+from twofold.blocks.attention.index_device import IndexNormsOnDevice
+from twofold.blocks.attention.indexer import Indexer, IndexerOnDevice
 from twofold.blocks.attention.linear import LinearOnDevice
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.attention.scores import Scores
@@ -233,6 +236,46 @@ def latent_attention(machine: Machine) -> dict[str, Any]:
                 results.append((out - hidden, state[0]))
             worst = max(worst, *(relative_error(a, b) for a, b in zip(*results, strict=True)))
     return within(worst, 2e-2)
+
+
+def indexers(machine: Machine) -> dict[str, Any]:
+    """Lists against torch, of DeepSeek-V3.2's and MiniMax-M3's sizes, in a batch with a row of padding: the share of
+    positions that one side alone chooses."""
+    worst = 0.0
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, device=machine.device) / sizes[-1] ** 0.5
+
+    def linear(rows: int, columns: int) -> LinearOnDevice:
+        return LinearOnDevice(random(rows, columns).bfloat16(), norm=1 + random(columns), eps=1e-6)
+
+    lengths = torch.tensor([1, 17, 2500, 700, 0], dtype=torch.int32, device=machine.device)
+    tables = torch.randperm(5 * 160, device=machine.device).view(5, 160).int()
+    last = (lengths - 1).clamp(min=0)
+    slots = tables.gather(1, (last // 16).long()[:, None])[:, 0].long() * 16 + last % 16
+    batch = DeviceBatch(last.long(), lengths.long() - 1, slots.where(lengths > 0, -1), tables, lengths)
+    angle = torch.rand(5, 32, device=machine.device) * 6
+    norms = IndexNormsOnDevice(1 + random(128), random(128), 1e-6)
+    of_tokens = Indexer(64, 128, 512, rank=1536, eps=1e-6, rank_eps=1e-6, rotation=Rotation())
+    of_blocks = BlockIndexer(4, 128, block=128, most_blocks=4, local=1, eps=1e-6, rotation=Rotation())
+    own = replace(norms, bias=None, queries=1 + random(128))
+    for operator in (
+        IndexerOnDevice(of_tokens, linear(64 * 128, 1536), linear(128 + 64, 256), norms),
+        BlockIndexerOnDevice(of_blocks, linear(4 * 128, 256), linear(128, 256), own),
+    ):
+        hidden, projected, keys = (
+            random(5, 256) * 16,
+            random(5, 1536).bfloat16(),
+            random(800, 16, 1, 128) * 11,
+        )
+        seen = []
+        for kernels in (machine.hardware.kernels(2560), TorchKernels()):
+            step = DeviceStep(batch, [(angle.cos(), angle.sin())], kernels, NoExperts())
+            chosen = operator.choose(hidden, projected, (keys.bfloat16(),), step)
+            all_positions = torch.ones(5, 2560, dtype=torch.bool, device=machine.device)
+            seen.append(chosen.within(all_positions, 4).float())
+        worst = max(worst, relative_error(*seen) ** 2 / 2)
+    return within(worst, 1e-2)
 
 
 def gated_delta_nets(machine: Machine) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from tests.tiny_models.writing import TinyModel
 SCOUT: Final = LLAMA3 | {"high_freq_factor": 1.0}
 LINEAR: Final = {"rope_type": "linear", "factor": 2.0}
 NO_BIASES: Final = (
-    "mistral", "qwen2", "deepseek_v32", "glm_moe_dsa", "axk1", "mistral4", "ernie4_5_moe", "ernie4_5_vl_moe",
-    "minimax_m2", "minimax_m3", "lfm2_moe",
+    "mistral", "qwen2", "deepseek_v32", "glm_moe_dsa", "dots3_note", "axk1", "mistral4", "ernie4_5_moe",
+    "ernie4_5_vl_moe", "minimax_m2", "minimax_m3", "lfm2_moe",
 )  # fmt: skip
 """Families to which `attention_bias` means nothing, or whose GGUF files alone could not say it."""
 ONE_LAYOUT: Final = ("ernie4_5_vl_moe", "gpt_oss", "llama4", "gemma4", "gemma4-small")
@@ -129,9 +129,11 @@ _YARN_OR_NONE: Sizes = lambda r, sizes: {  # noqa: E731
         "mscale": r.choice((0.7, 1.0)), "mscale_all_dim": r.choice((0.4, 1.0)),
     })),
 }  # fmt: skip
+_NO_SCALING: Sizes = lambda r, sizes: {"rope_scaling": None, "rope_form": "rope_scaling"}  # noqa: E731
 _DELTA: Sizes = lambda r, sizes: {"num_layers": r.randint(2, 5), "head_dim": 8 * r.randint(1, 4)}  # noqa: E731
 _SIZES: Final[dict[str, Sizes]] = {
     "olmoe": _full_heads,
+    "dots3_note": _NO_SCALING,
     "granitemoe_swa": _own_head_dim,
     "ernie4_5_vl_moe": _own_head_dim,
     "mimo_v2_flash": lambda r, sizes: {
@@ -265,6 +267,12 @@ _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]
         "indexer_types": ["full", *(r.choice(("full", "shared")) for _ in range(model.num_layers - 1))],
     },
     "deepseek_ocr2": lambda r, model: {"topk_method": r.choice(("greedy", "group_limited_greedy"))},
+    "dots3_note": lambda r, model: _indexer(r, model) | {
+        "swa_num_attention_heads": (heads := r.randint(1, 4)), "swa_num_key_value_heads": heads,
+        "swa_q_lora_rank": r.randint(5, 30), "swa_kv_lora_rank": r.randint(5, 40), "swa_v_head_dim": r.randint(3, 20),
+        "swa_head_dim": 16, "swa_qk_nope_head_dim": r.choice((8, 12, 14)),
+        "shared_experts_intermediate_size": r.randint(5, 40), "swa_rope_theta": r.choice((1e3, 5e4)),
+    },
     "minimax_m3": lambda r, model: {
         "index_head_dim": int(model.head_dim * model.settings["partial_rotary_factor"]) + r.randint(0, 20),
         "index_n_heads": model.num_kv_heads, "index_block_size": r.randint(1, 9), "index_topk_blocks": r.randint(1, 6),

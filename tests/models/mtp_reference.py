@@ -12,13 +12,15 @@ import numpy.typing as npt
 import torch
 from twofold.models.registry import read_config
 
-from tests.models.transformers_runs import reference
+from tests.models.transformers_runs import lower_entries_first, reference
 from tests.tiny_models.family import Row, TinyFamily
 from tests.tiny_models.table import tiny
 from tests.tiny_models.writing import _write_json, tiny_config, tiny_weights, write_weights
 
 F32 = npt.NDArray[np.float32]
-PREDICTING = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "ernie4_5_moe", "qwen3_next", "qwen3_5_moe")
+PREDICTING = (
+    "deepseek_v3", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "ernie4_5_moe", "qwen3_next", "qwen3_5_moe",
+)  # fmt: skip
 MODELS: dict[str, TinyFamily] = {
     "qwen3_moe": TinyFamily(
         row=Row("qwen3_moe", gguf="qwen3moe"), tie_word_embeddings=True, has_mtp=True,
@@ -27,12 +29,15 @@ MODELS: dict[str, TinyFamily] = {
     **{name: tiny(name, has_mtp=True, num_nextn_predict_layers=1, rope_scaling=None) for name in PREDICTING},
 }  # fmt: skip
 MODELS["qwen3_next"] = MODELS["qwen3_next"].changed(mlp_only_layers=[])
+MODELS["glm_moe_dsa"] = MODELS["glm_moe_dsa"].changed(
+    index_topk_pattern=None, indexer_types=["full", "full", "shared"]
+)
 
 
 def _as_ordinary(model: TinyFamily) -> TinyFamily:
     """The model with its MTP layer as one more ordinary layer: transformers has no MTP layers."""
     last, settings = model.num_layers, model.settings
-    more = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
+    more = {"layer_types": "full_attention", "mlp_layer_types": "sparse", "indexer_types": "full"}
     lists = {key: [*settings[key], kind] for key, kind in more.items() if key in settings}
     end = {"moe_layer_end_index": last - 1} if "moe_layer_end_index" in settings else {}
     return model.changed(num_layers=last + 1, has_mtp=False, num_nextn_predict_layers=0, **lists, **end)
@@ -85,6 +90,7 @@ class MtpReference:
         return cls(target, layer, tensors, 1e-6)
 
     @torch.no_grad()
+    @lower_entries_first()
     def logits(self, ids: list[int], depth: int) -> list[F32]:
         """Greedily chained: of each depth, logits after `ids`; of the first one at every position but the last."""
         tokens = torch.tensor([ids])

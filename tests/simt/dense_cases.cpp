@@ -245,8 +245,7 @@ void check_attention(const AttentionCase& c) {
         const int kv_head = head / (c.heads / c.kv_heads), length = lengths[size_t(s)];
         int first = c.window > 0 ? std::max(0, length - c.window) : 0;
         if (c.chunk > 0 && length > 0) first = (length - 1) / c.chunk * c.chunk;
-        const auto seen =
-            attended_to(chosen.of(s, head, c.heads), length, length > 0 ? first : 0);
+        const auto seen = attended_to(chosen.of(s, head, c.heads), length, length > 0 ? first : 0);
         std::vector<double> scores;
         double most = c.sinks ? double(sinks[size_t(head)]) : -INFINITY, total = 0;
         const auto at = [&](const uint16_t* cache, int position, int d) {

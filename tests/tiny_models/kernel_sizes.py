@@ -31,6 +31,7 @@ _SIZES: dict[str, dict[str, Any]] = {
     },
     "olmoe": {"hidden_size": 128, "num_heads": 2, "num_kv_heads": 2},
     "minimax_m2": {"head_dim": 128, "rotary_dim": 64},
+    "minimax_m3": {"head_dim": 128, "partial_rotary_factor": 0.5, "index_head_dim": 64},
     "qwen3_next": _DELTA,
     "qwen3_5_moe": _DELTA | {"linear_key_head_dim": 130, "linear_value_head_dim": 33},
     "llama4": {"attention_chunk_size": 8, "floor_scale": 4},

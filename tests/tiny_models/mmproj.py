@@ -16,21 +16,23 @@ from safetensors.torch import load_file
 F32 = npt.NDArray[np.float32]
 
 TEXTS: Final = {
-    "qwen3_5_moe": "qwen35moe", "qwen3_vl_moe": "qwen3vlmoe", "glm4v_moe": "glm4moe", "gemma4": "gemma4",
+    "qwen3_5_moe": "qwen35moe", "qwen3_5": "qwen35", "qwen3_vl_moe": "qwen3vlmoe", "qwen3_vl": "qwen3vl",
+    "glm4v_moe": "glm4moe", "gemma4_e2b": "gemma4", "gemma3": "gemma3", "llama4": "llama4",
+    "kimi_k25": "deepseek2",
 }  # fmt: skip
-"""Families of `tests.tiny_models.pictures` that have projector files: architecture of their text's file."""
+"""Families that have projector files: architecture of their text's file."""
 _KINDS: Final = {
-    "qwen35moe": "qwen3vl_merger",
-    "qwen3vlmoe": "qwen3vl_merger",
-    "glm4moe": "glm4v",
-    "gemma4": "gemma4v",
-}
+    "qwen35moe": "qwen3vl_merger", "qwen3vlmoe": "qwen3vl_merger", "qwen35": "qwen3vl_merger",
+    "qwen3vl": "qwen3vl_merger", "glm4moe": "glm4v", "gemma4": "gemma4v",
+    "gemma3": "gemma3", "llama4": "llama4", "deepseek2": "kimik25",
+}  # fmt: skip
 _SIZES: Final = {
     "depth": "block_count", "num_hidden_layers": "block_count", "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length", "num_heads": "attention.head_count",
     "num_attention_heads": "attention.head_count", "patch_size": "patch_size",
 }  # fmt: skip
 _NAMES: Final = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 128)
+_TEXT: Final = ("model.language_model.", "language_model.", "lm_head.")
 _SUFFIXES: Final = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
 
 
@@ -62,7 +64,6 @@ def write_projector(path: Path, model: Path, name: str, kind: str = "F32", **set
     settings: other values of keys of clip.vision, None for a key that is left out.
     """
     config = json.loads((model / "config.json").read_text())
-    pictures = json.loads((model / "preprocessor_config.json").read_text())
     vision, architecture = config["vision_config"], TEXTS[name]
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type("mmproj")
@@ -70,10 +71,14 @@ def write_projector(path: Path, model: Path, name: str, kind: str = "F32", **set
     mixed = architecture == "gemma4"
     (writer.add_clip_vision_projector_type if mixed else writer.add_clip_projector_type)(_KINDS[architecture])
     of_keys = {key: vision[each] for each, key in _SIZES.items() if each in vision}
-    of_keys |= {"projection_dim": config["text_config"]["hidden_size"], "image_size": 48}
-    of_keys["attention.layer_norm_epsilon"] = float(vision.get("rms_norm_eps", 1e-6))
-    if not mixed:
+    of_keys |= {
+        "projection_dim": config["text_config"]["hidden_size"],
+        "image_size": vision.get("image_size", 48),
+    }
+    of_keys["attention.layer_norm_epsilon"] = float(vision.get("rms_norm_eps", vision.get("norm_eps", 1e-6)))
+    if "spatial_merge_size" in vision:
         frames = vision["temporal_patch_size"] if architecture == "glm4moe" else 1
+        pictures = json.loads((model / "preprocessor_config.json").read_text())
         of_keys["spatial_merge_size"] = vision["spatial_merge_size"]
         of_keys["image_min_pixels"] = pictures["size"]["shortest_edge"] // frames
         of_keys["image_max_pixels"] = pictures["size"]["longest_edge"] // frames
@@ -103,9 +108,10 @@ def _add(writer: Any, name: str, values: F32, kind: Any) -> None:
 
 
 def _tensors(model: Path, architecture: str, vision: Mapping[str, Any]) -> Iterator[tuple[str, F32]]:
-    convert = {"gemma4": _of_gemma}.get(architecture, _of_axes)
+    converters = {"gemma4": _of_gemma, "gemma3": _of_gemma3, "llama4": _of_llama4, "deepseek2": _of_kimi}
+    convert = converters.get(architecture, _of_axes)
     for name, tensor in load_file(model / "model.safetensors").items():
-        if not name.startswith(("model.language_model.", "lm_head.")):
+        if not name.startswith(_TEXT):
             yield from convert(name, tensor.float().numpy(), vision)
 
 
@@ -141,6 +147,31 @@ def _of_gemma(name: str, values: F32, vision: Mapping[str, Any]) -> Iterator[tup
         ".linear.weight", ".weight"
     )
     yield _named(name), np.atleast_1d(values)
+
+
+def _of_gemma3(name: str, values: F32, vision: Mapping[str, Any]) -> Iterator[tuple[str, F32]]:
+    if not name.startswith("vision_tower.head."):
+        name = name.replace("vision_tower.", "vision_tower.vision_model.").replace("_weight", ".weight")
+        yield _named(name), values + 1 if "soft_emb_norm" in name else values
+
+
+def _of_llama4(name: str, values: F32, vision: Mapping[str, Any]) -> Iterator[tuple[str, F32]]:
+    if name == "multi_modal_projector.linear_1.weight":
+        yield f"{gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.V_MMPROJ_FC]}.weight", values
+    else:
+        yield _named(f"{name}.weight" if name.endswith("positional_embedding_vlm") else name), values
+
+
+def _of_kimi(name: str, values: F32, vision: Mapping[str, Any]) -> Iterator[tuple[str, F32]]:
+    """Queries and keys: a head's pairs turn by rows and columns in turn, there by one axis after the other."""
+    if ".wqkv." in name:
+        parts = values.reshape(3, vision["num_attention_heads"], -1, 2, 2, *values.shape[1:])
+        by_axis = np.moveaxis(parts[:2], 3, 2)
+        values = np.concatenate([by_axis.reshape(2, -1), parts[2:].reshape(1, -1)]).reshape(values.shape)
+    name = name.replace("model.mm_projector.", "mm_projector.").replace("encoder.patch_embed", "patch_embed")
+    for number, theirs in (("0", "linear_1"), ("2", "linear_2")):
+        name = name.replace(f"proj.{number}.", f"proj.{theirs}.")
+    yield _named(name), values
 
 
 def _named(name: str) -> str:

@@ -413,6 +413,14 @@ LATENT: Final = {
         hc_mult=3, hc_magnitude=1.5, hc_eps=1e-6, swiglu_limit=0.7, mlp_layer_types=["dense", "sparse", "sparse"],
         indexer_types=["full", "full", "shared"], pad_token_id=1,
     ),
+    "dots3_note": _of(
+        "Dots3NoteForCausalLM", Row("dots3_note_text", keys=_LATENT_KEYS),
+        top_k=4, **_LATENT, **_INDEXER, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.5,
+        shared_experts_intermediate_size=20, sliding_window=9, layer_types=[FULL, SLIDING, FULL],
+        mlp_layer_types=["dense", "sparse", "sparse"], swa_num_attention_heads=3, swa_num_key_value_heads=3,
+        swa_q_lora_rank=14, swa_kv_lora_rank=18, swa_head_dim=24, swa_qk_nope_head_dim=16, swa_v_head_dim=10,
+        rope_form="rope_scaling", swa_rope_theta=1e3, pad_token_id=0,
+    ),
     "axk1": _of(
         "AXK1ForCausalLM", Row("axk1", keys=_LATENT_KEYS),
         top_k=4, **_LATENT, **_GROUPS, first_k_dense_replace=1,

@@ -11,8 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from twofold.api.config import EngineConfig
 from twofold.api.errors import KernelError, ModelLoadError, RequestError
+from twofold.models import open_model_files
+from twofold.models.sizing import measure_files
+from twofold.tools.cli.main import main
+from twofold.vision.loading import open_encoder
 from twofold.vision.service import PictureService, PictureSource
+from twofold.vision.source import picture_source
 
 from tests.e2e.waiting import wait_until
 from tests.tiny_models.pictures import encoder_of, picture, write_picture_model
@@ -126,3 +132,19 @@ def test_placing_counts_the_pictures(service: PictureService) -> None:
     assert placed.offsets.tolist() == [0, 1, 1 + count, 2 + count, 2 + 2 * count, 3 + 2 * count]
     with pytest.raises(ValueError, match="1 tokens that stand for pictures; 2 were expected"):
         service.placed([5, token, 6], [made, made])
+
+
+@pytest.mark.parametrize("make", ["quantize", "pack"])
+def test_a_model_made_of_this_one_keeps_its_encoder(folder: Path, tmp_path: Path, make: str) -> None:
+    further = ["--format", "q8_0", "--max-tokens", "0"] if make == "quantize" else []
+    made = tmp_path / make
+    assert main([make, str(folder), str(made), *further]) == 0
+    expected = open_encoder(folder, None, "cpu")
+    found = open_encoder(made, None, "cpu")
+    prepared = expected.prepared(picture(50, 37))
+    np.testing.assert_array_equal(found.encoded(prepared).rows, expected.encoded(prepared).rows)
+    files = open_model_files(made)
+    assert picture_source(EngineConfig(), made, files, threads=1) is not None
+    assert (
+        measure_files(files).encoder_elements == measure_files(open_model_files(folder)).encoder_elements > 0
+    )

@@ -147,6 +147,7 @@ std::shared_ptr<MlaBlock> make_mla(BlockArguments given) {
       .project = {},
       .q_b = q_b,
       .latent_norm = norm_of(given, "latent_norm", shape.latent),
+      .key_norm = norm_of(given, "key_norm", shape.rope),
       .rotation = rotation_of(given),
       .scale = query_scale_of(given, 0),
       .k_b = &k_b,

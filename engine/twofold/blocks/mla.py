@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
@@ -27,7 +27,14 @@ from twofold.blocks.attention.scores import Scores
 from twofold.blocks.attention.selection import AllPositions, Selection, SelectionOnDevice
 from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Pages
 from twofold.blocks.block_weights import BlockWeights
-from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
+from twofold.blocks.device_step import (
+    Allocate,
+    DeviceBlock,
+    DeviceState,
+    DeviceStep,
+    DeviceWeights,
+    NativeKernels,
+)
 from twofold.weights.tensor_spec import HasTensor
 from twofold.weights.weight_format import SCALE_GRID, WeightMatrix, packed_bytes
 
@@ -36,6 +43,8 @@ if TYPE_CHECKING:
 
 
 _PLAIN = ("f32", "bf16", "f16")
+_KERNEL_LATENT: Final = 512
+"""Elements of a latent that a device's kernels can have (`kMlaMaxLatent`); longer ones are computed in torch."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +67,13 @@ class Mla(ComposedBlock):
     rotation: Rotation | None = PAIRED
     """As published; some checkpoints pair halves. None: the keys that heads share carry no positions."""
     scale: QueryScale | None = None
-    gate: Gate | None = None
-    """Gate of the heads' values; None: they have none."""
     select: Selection = field(default_factory=AllPositions)
+    key_norm: bool = False
+    """Whether the key that heads share has a norm before its rotation."""
+    gate: Gate | None = None
+    """Gate of the heads' values, from the block's input; None: they have none."""
+    latent_scale: float = 1.0
+    """Factor of the normed latents."""
     latent_eps: float = 1e-6
     """Epsilon of the norms of low-rank queries and latents; not in any configuration."""
 
@@ -88,6 +101,8 @@ class Mla(ComposedBlock):
             "q": of(first, theirs, rows, hidden),
             "kv": of("kv_a_proj_with_mqa", "attn_kv_a_mqa", self.cached, hidden),
         }
+        if self.gate is not None:
+            project |= self.gate.tensors(names, hidden, heads, self.v_head_dim)
         if self.bias and self.q_lora_rank is not None:
             project["q_bias"] = names.bias(first, theirs, rows)
         if self.bias:
@@ -106,9 +121,11 @@ class Mla(ComposedBlock):
         k_b = of("k_b_proj", "attn_k_b", heads, latent, nope, role="exact")
         v_b = of("v_b_proj", "attn_v_b", heads, value, latent, role="exact")
         by_head = found(k_b) and not found(kv_b)
-        gate = self.gate
-        gates = {} if gate is None else gate.tensors(names, hidden, heads, self.v_head_dim)
         latent_norm = {"latent_norm": names.norm("kv_a_layernorm", "attn_kv_a_norm", latent)}
+        if self.key_norm:
+            latent_norm["key_norm"] = names.norm(
+                "k_rope_only_layernorm", "attn_k_norm", self.qk_rope_head_dim
+            )
         return (
             BlockPart("project", project),
             BlockPart("norm", latent_norm),
@@ -118,7 +135,7 @@ class Mla(ComposedBlock):
             BlockPart("scale", settings=self.scale),
             BlockPart("select", self.select.tensors(names, hidden), self.select),
             BlockPart("attend", self.scores.tensors(names, heads), self.scores, self._per_position),
-            BlockPart("gate", gates, self.gate),
+            BlockPart("gate", settings=self.gate),
             BlockPart("out", out),
         )
 
@@ -250,7 +267,10 @@ class Mla(ComposedBlock):
             rope_dim=self.qk_rope_head_dim,
             project=self.project.cpu(weights, pool, where),
             q_b=self.expand.cpu(weights, pool, where) if "q_b" in weights else None,
-            latent_norm=norm_part(weights.vector("latent_norm"), self.latent_eps),
+            latent_norm=norm_part(
+                weights.vector("latent_norm") * np.float32(self.latent_scale), self.latent_eps
+            ),
+            key_norm=norm_part(weights.optional_vector("key_norm"), self.latent_eps),
             k_b=keys,
             v_b=values,
             rotation=None if self.rotation is None else self.rotation.cpu(),
@@ -276,7 +296,8 @@ class Mla(ComposedBlock):
             self,
             project=self.project.device(weights),
             expand=self.expand.device(weights) if "q_b" in weights.source else None,
-            latent_norm=weights.norm("latent_norm"),
+            latent_norm=weights.norm("latent_norm") * self.latent_scale,
+            key_norm=weights.vector("key_norm"),
             k_b=k_b,
             v_b=v_b,
             select=self.select.device(weights),
@@ -301,6 +322,8 @@ class MlaOnDevice:
     expand: LinearOnDevice | None
     """Queries from their low-rank part; None: they have none."""
     latent_norm: Tensor
+    """Times `latent_scale`."""
+    key_norm: Tensor | None
     k_b: Tensor
     """[heads, nope, latent]."""
     v_b: Tensor
@@ -317,6 +340,11 @@ class MlaOnDevice:
         a = self.project(hidden)
         end = a.shape[1] - shape.gate_rows
         q, compressed, gates = a[:, : end - shape.cached], a[:, end - shape.cached : end], a[:, end:]
+        if self.key_norm is not None:
+            key = compressed[:, shape.kv_lora_rank :]
+            key.copy_(
+                torch.nn.functional.rms_norm(key.float(), key.shape[1:], self.key_norm, shape.latent_eps)
+            )
         if self.expand is not None:
             q = self.expand(q.float())
         q = q.reshape(len(q), shape.num_heads, shape.qk_head_dim).contiguous()
@@ -338,7 +366,7 @@ class MlaOnDevice:
         queries."""
         import torch
 
-        shape, native, rotation = self.shape, step.kernels.native, self.shape.rotation
+        shape, native, rotation = self.shape, self._native(step), self.shape.rotation
         cos, sin = (None, None) if rotation is None else rotation.angles(step)
         if native is not None:
             of_batch = MlaRows(
@@ -373,7 +401,7 @@ class MlaOnDevice:
     ) -> Tensor:
         """Weighted latents [T, heads, latent]. Leading sequences of one token each share a launch."""
 
-        batch, native, shape = step.batch, step.kernels.native, self.shape
+        batch, native, shape = step.batch, self._native(step), self.shape
         num_decode, others = batch.sequences()
         out = absorbed.new_zeros((*absorbed.shape[:2], shape.kv_lora_rank))
         if native is not None and num_decode > 0:
@@ -412,6 +440,9 @@ class MlaOnDevice:
             values = latents[..., : shape.kv_lora_rank]
             out[rows] = shape.scores.attended(absorbed[rows], latents, values, seen, sinks=self.sinks)
         return out
+
+    def _native(self, step: DeviceStep) -> NativeKernels | None:
+        return step.kernels.native if self.shape.kv_lora_rank <= _KERNEL_LATENT else None
 
     def _pages(self, kept: Tensor) -> MlaPages:
         shape = self.shape

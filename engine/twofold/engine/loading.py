@@ -313,6 +313,14 @@ def _open_tokenizer(requested: str | None, path: Path, files: ModelFiles) -> Tok
     return Tokenizer.open(requested or path, vocab_size=files.config.vocab_size)
 
 
+def _later_bytes(config: EngineConfig, files: ModelFiles) -> int:
+    """Host memory of adapters and of the picture encoder, which are loaded when they are needed."""
+    if parse_vision_device(config.vision_device) is not None:
+        return reserved_bytes(config)
+    elements = picture_encoder.encoder_elements(files.config, files.tensors)
+    return reserved_bytes(config) + picture_encoder.host_bytes(elements)
+
+
 def _load_on_cpu(
     config: EngineConfig,
     files: ModelFiles,
@@ -344,9 +352,7 @@ def _load_on_cpu(
     )
     mapped_bytes = 0 if files.mapped is None or pool.num_nodes > 1 else files.mapped.contents.panels_end
     own = NO_DRAFT_MEMORY if drafter is None else drafter.memory
-    later_bytes = own.weights_bytes + reserved_bytes(config)
-    if parse_vision_device(config.vision_device) is None:
-        later_bytes += picture_encoder.host_bytes(picture_encoder.encoder_elements(model, files.tensors))
+    later_bytes = own.weights_bytes + _later_bytes(config, files)
     capacity = plan_capacity(config, model, mapped_bytes + later_bytes, own.bytes_per_token)
     cache_dtype = model.cache_dtype(config.kv_cache_dtype)
     page_bytes = config.page_size * model.cache_bytes_per_token(cache_dtype)

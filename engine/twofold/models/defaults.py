@@ -87,6 +87,15 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2, "moe_intermediate_size": [1536, 512],
         "first_k_dense_replace": 1, "mlp_layer_types": None,
     },
+    "dots3_note_text": {
+        "vocab_size": 152_064, "hidden_size": 5120, "num_hidden_layers": 46, "num_attention_heads": 128,
+        "num_key_value_heads": 128, "intermediate_size": 13_824, "max_position_embeddings": 524_288,
+        "rms_norm_eps": 1e-05, "num_shared_experts": 1, "shared_expert_intermediate_size": 1536, "n_group": 1,
+        "topk_group": 1, "q_lora_rank": 1024, "moe_intermediate_size": 1536, "num_experts": 256, "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128, "num_experts_per_tok": 8,
+        "norm_topk_prob": True, "routed_scaling_factor": 1.0, "index_topk": 2048, "index_n_heads": 64,
+        "index_head_dim": 128, "mlp_layer_types": None, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+    },
     "exaone_moe": {
         "vocab_size": 102_400, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 32, "intermediate_size": 16_384, "max_position_embeddings": 2048,

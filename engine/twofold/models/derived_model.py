@@ -15,6 +15,7 @@ from typing import Any, Final
 from twofold.api.errors import ConfigError, ModelLoadError
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import MODULES, ModelFiles
+from twofold.models.picture_encoder import write_vision_file
 from twofold.models.pooling import classifier_settings
 from twofold.models.registry import gguf_as_config_json
 from twofold.text.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ TOKENIZER_FILES: Final = (
     "chat_template.jinja",
     "chat_template.json",
     "processor_config.json",
+    "preprocessor_config.json",
     "additional_chat_templates/tool_use.jinja",
     "generation_config.json",
     "special_tokens_map.json",
@@ -80,7 +82,8 @@ def source_config(source: Path, config: ModelConfig) -> dict[str, Any]:
 
 
 def write_tokenizer(source: Path, output: Path, config: ModelConfig) -> None:
-    """Copy or write all files that `Tokenizer.load` reads, and the recommended sampling."""
+    """Copy or write all files that `Tokenizer.load` reads, the recommended sampling, and a directory's picture
+    encoder."""
     if is_gguf(source):
         Tokenizer.open(source).save(output)
         given = {
@@ -92,6 +95,7 @@ def write_tokenizer(source: Path, output: Path, config: ModelConfig) -> None:
         if (source / name).is_file():
             (output / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, output / name)
+    write_vision_file(config, source, output)
 
 
 def _as_config_json(source: Path, config: ModelConfig) -> dict[str, Any]:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+import struct
 from fnmatch import fnmatch
+from itertools import accumulate
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
 
+from twofold.api.errors import ModelLoadError
 from twofold.api.projector_names import preferred_projector
+from twofold.api.whole_file import whole_file
 from twofold.models.config import ModelConfig
+from twofold.weights.checkpoint import Checkpoint, read_header
 from twofold.weights.gguf_file import GgufFile, is_gguf
-from twofold.weights.tensor_source import TensorSource
+from twofold.weights.tensor_source import TensorEntry, TensorSource
 
 VISION_TOWER: Final = "vision tower"
 """Name of the part that encodes pictures, in `ModelConfig.left_out`."""
+VISION_FILE: Final = "vision.safetensors"
+"""The picture encoder of a quantised or packed directory, as the checkpoint stores it."""
+_PIECE_BYTES: Final = 16 * 2**20
 _PROCESS_BYTES: Final = 600 * 2**20
 """Memory of the encoder's process beside its weights: the interpreter with torch and transformers, and activations."""
 _CUDA_BYTES: Final = 1024 * 2**20
@@ -41,17 +49,68 @@ def find_projector(model: Path) -> Path | None:
     return None
 
 
-def vision_names(config: ModelConfig, tensors: TensorSource) -> Iterator[str]:
-    """Names of a checkpoint's vision tensors."""
+def vision_source(config: ModelConfig, tensors: TensorSource) -> tuple[TensorSource, list[str]]:
+    """The tensors of the picture encoder and their names: of a checkpoint, or of `VISION_FILE` beside one that was
+    quantised or packed. No names for a GGUF model, whose projector has them."""
+    if (file := _folder(tensors) / VISION_FILE).is_file() and not is_gguf(tensors.where):
+        entries = read_header(file)
+        return TensorSource(tensors.where, entries), list(entries)
     patterns = [pattern for part, pattern in config.left_out if part == VISION_TOWER]
-    return (name for name in tensors if any(fnmatch(name, pattern) for pattern in patterns))
+    return tensors, [name for name in tensors if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def open_vision_source(config: ModelConfig, folder: Path) -> tuple[TensorSource, list[str]]:
+    """`vision_source` of a model directory. Raises ModelLoadError for damaged files."""
+    beside = vision_source(config, TensorSource(folder, {}))
+    return beside if beside[1] else vision_source(config, Checkpoint.open(folder, renamed=config.renamed))
 
 
 def encoder_elements(config: ModelConfig, tensors: TensorSource) -> int:
     """Weights of the picture encoder, in the checkpoint or beside a GGUF file; 0: there is none."""
     if (projector := find_projector(tensors.where)) is not None:
         return sum(math.prod(entry.shape) for entry in GgufFile.open(projector).tensors.values())
-    return sum(math.prod(tensors.entry(name).shape) for name in vision_names(config, tensors))
+    source, names = vision_source(config, tensors)
+    return sum(math.prod(source.entry(name).shape) for name in names)
+
+
+def write_vision_file(config: ModelConfig, source: Path, output: Path) -> None:
+    """Write the picture encoder of a model directory beside the same model quantised or packed; nothing if it has none.
+
+    Raises ModelLoadError for a damaged source, OSError.
+    """
+    if not any(part == VISION_TOWER for part, _ in config.left_out):
+        return
+    tensors, names = open_vision_source(config, source)
+    if not names:
+        return
+    entries = [tensors.entry(name) for name in names]
+    header: dict[str, Any] = {}
+    for entry, end in zip(entries, accumulate(entry.num_bytes for entry in entries), strict=True):
+        offsets = [end - entry.num_bytes, end]
+        header[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": offsets}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with whole_file(output / VISION_FILE) as part, part.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(encoded)) + encoded)
+        for entry in entries:
+            _copy(entry, stream)
+
+
+def _copy(entry: TensorEntry, stream: BinaryIO) -> None:
+    """Append a tensor's bytes. Raises ModelLoadError if its file is too short."""
+    with entry.file.open("rb") as stored:
+        stored.seek(entry.offset)
+        left = entry.num_bytes
+        while left:
+            piece = stored.read(min(left, _PIECE_BYTES))
+            if not piece:
+                raise ModelLoadError(f"{entry.file}: ends within tensor {entry.name}; download it again")
+            stream.write(piece)
+            left -= len(piece)
+
+
+def _folder(tensors: TensorSource) -> Path:
+    return tensors.where if tensors.where.is_dir() else tensors.where.parent
 
 
 def host_bytes(elements: int) -> int:

@@ -165,6 +165,12 @@ FAMILIES: Final = (
     Family("deepseek_v3", ("DeepseekV3ForCausalLM",), "deepseek2", _DEEPSEEK),
     Family("deepseek_v2", ("DeepseekV2ForCausalLM",), "", _DEEPSEEK),
     Family("deepseek_v32", ("DeepseekV32ForCausalLM",), "deepseek32", _DEEPSEEK),
+    Family(
+        "dots3_note",
+        ("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration"),
+        "",
+        FamilyChat(end_of_turn=("<|endofresponse|>",)),
+    ),
     Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "glm-dsa", _GLM),
     Family("hy_v4", ("HYV4ForCausalLM",), "", _HY),
     Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
@@ -173,7 +179,7 @@ FAMILIES: Final = (
         ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"),
         "mistral4",
         FamilyChat(("mistral",), ("mistral",)),
-        _PILLOW,
+        _TORCHVISION,
     ),
     Family(
         "step3p7", ("Step3p7ForConditionalGeneration", "Step3p5ForCausalLM"), "step35", _XML, _TORCHVISION

@@ -7,10 +7,8 @@ from typing import Any, Final
 
 # What is missing, by the keys that need it: config.json's names, then GGUF's without the architecture.
 _SIGNS: Final = (
-    (
-        "a sparse indexer other than DeepSeek-V3.2's",
-        ("index_topk", "index_n_heads", "attention.indexer.top_k"),
-    ),
+    ("norms with gates", ("gated_norm_rank",)),
+    ("latents that layers share", ("kv_source_layers", "kv_sharing_modes")),
     (
         "hyper-connections that mix their streams",
         ("hc_mult", "hyper_connection_rate", "hyper_connection.count"),
@@ -22,6 +20,10 @@ _SIGNS: Final = (
     (
         "recurrent layers (RWKV, RG-LRU, KDA)",
         ("rescale_every", "lru_width", "linear_attn_config", "wkv.head_size", "kda.head_dim"),
+    ),
+    (
+        "a sparse indexer other than DeepSeek-V3.2's",
+        ("index_topk", "index_n_heads", "attention.indexer.top_k"),
     ),
 )
 _ENCODERS: Final = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")

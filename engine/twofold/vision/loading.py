@@ -8,11 +8,10 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from twofold.models.picture_encoder import vision_names
+from twofold.models.picture_encoder import open_vision_source
 from twofold.models.registry import read_config
 from twofold.vision.encoder import PictureEncoder
 from twofold.vision.mmproj import projector_checkpoint
-from twofold.weights.checkpoint import Checkpoint
 
 
 def open_encoder(model: Path, projector: Path | None, device: str) -> PictureEncoder:
@@ -30,7 +29,5 @@ def open_encoder(model: Path, projector: Path | None, device: str) -> PictureEnc
 
 def _vision_tensors(model: Path) -> dict[str, Tensor]:
     """The directory's vision tensors in float32."""
-    config = read_config(model)
-    source = Checkpoint.open(model, renamed=config.renamed)
-    names = vision_names(config, source)
+    source, names = open_vision_source(read_config(model), model)
     return {name: torch.from_numpy(source.vector(name, source.entry(name).shape)) for name in names}

@@ -17,9 +17,11 @@ from torch import Tensor
 from twofold.api.errors import ModelLoadError
 from twofold.text.tokenizer import Tokenizer
 from twofold.vision.encoder import vision_class
-from twofold.vision.projector_families import FAMILIES, ProjectorFamily, sources_of
+from twofold.vision.projector_families import FAMILIES
+from twofold.vision.projector_family import ProjectorFamily, sources_of
 from twofold.vision.projector_file import ProjectorFile
 from twofold.weights.gguf_file import GgufFile
+from twofold.weights.json_file import read_json_object
 
 
 def projector_checkpoint(projector: Path, model: Path, folder: Path) -> dict[str, Tensor]:
@@ -51,17 +53,21 @@ def projector_checkpoint(projector: Path, model: Path, folder: Path) -> dict[str
             f"{model}: has no token {missing[0]}, which stands for a picture's parts; give a model that reads pictures"
         )
     tokenizer.save(folder)
-    _merge(folder / "tokenizer_config.json", {"extra_special_tokens": dict(family.named_tokens)})
+    of_tokens = read_json_object(folder / "tokenizer_config.json", "the tokenizer's settings")
+    _write(folder / "tokenizer_config.json", of_tokens | {"extra_special_tokens": dict(family.named_tokens)})
     pictures = family.pictures(file, vision)
     kinds = {"processor_class": family.processor, "image_processor_type": family.image_processor}
-    _merge(folder / "preprocessor_config.json", kinds | pictures)
+    _write(folder / "preprocessor_config.json", kinds | pictures)
+    if whole := family.whole(file, vision):
+        _write(folder / "processor_config.json", {"processor_class": family.processor, **whole})
     settings = {
         "model_type": model_type,
         "dtype": "float32",
         "text_config": {"hidden_size": hidden},
         "vision_config": vision,
+        **family.outer(file, vision),
     }
-    _merge(folder / "config.json", settings | numbers)
+    _write(folder / "config.json", settings | numbers)
     return _tensors(file, family, _expected(file, folder))
 
 
@@ -82,10 +88,8 @@ def _family(file: ProjectorFile, text: GgufFile) -> tuple[ProjectorFamily, str]:
     return family, family.models[architecture]
 
 
-def _merge(path: Path, settings: dict[str, Any]) -> None:
-    """Add settings to a JSON file, which need not exist."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    path.write_text(json.dumps(known | settings, indent=2) + "\n", encoding="utf-8")
+def _write(path: Path, settings: dict[str, Any]) -> None:
+    path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _expected(file: ProjectorFile, folder: Path) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Types of projector files: what transformers calls their settings, tokens and tensors.
+"""Types of projector files: the settings and tensors of each.
 
 References: llama.cpp's converters for what the files hold, transformers' `models/NAME` for what its classes expect.
 """
@@ -6,50 +6,14 @@ References: llama.cpp's converters for what the files hold, transformers' `model
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
+from twofold.vision.plain_projectors import PLAIN
+from twofold.vision.projector_family import Made, Names, ProjectorFamily, Settings, colours
 from twofold.vision.projector_file import ProjectorFile
-
-Settings = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Made:
-    """A tensor of transformers' class that files hold in another form."""
-
-    sources: tuple[str, ...]
-    """Names in the file."""
-    make: Callable[..., Tensor]
-    """Takes the sources' values, in their order."""
-
-
-Names = Mapping[str, str | Made]
-"""transformers' name: the file's, or how the tensor is made. {} is the number of a layer in both; names without
-.weight and .bias stand for both."""
-
-
-@dataclass(frozen=True)
-class ProjectorFamily:
-    """Projector files of one type."""
-
-    models: Mapping[str, str]
-    """general.architecture of the text's file: transformers' model type."""
-    vision: Callable[[ProjectorFile], Settings]
-    """transformers' vision_config."""
-    processor: str
-    image_processor: str
-    pictures: Callable[[ProjectorFile, Settings], Settings]
-    """Settings of the image processor, from the file and vision_config."""
-    tokens: Mapping[str, str]
-    """Key of a token's number in config.json: token."""
-    names: Callable[[ProjectorFile], Names]
-    named_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Tokens by the names that the processor asks the tokenizer for."""
 
 
 def _tower(file: ProjectorFile, **further: Any) -> Settings:
@@ -88,8 +52,7 @@ def _patches(file: ProjectorFile, vision: Settings, *, pixels: Settings, frames:
         "patch_size": vision["patch_size"],
         "merge_size": vision["spatial_merge_size"],
         "temporal_patch_size": _FRAMES,
-        "image_mean": file.numbers("image_mean", above=-1e30),
-        "image_std": file.numbers("image_std", above=0.0),
+        **colours(file),
         **({"size": limits or pixels} if limits or pixels else {}),
     }
 
@@ -210,7 +173,9 @@ def _gemma4_pictures(file: ProjectorFile, vision: Settings) -> Settings:
 
 FAMILIES: Final[Mapping[str, ProjectorFamily]] = {
     "qwen3vl_merger": ProjectorFamily(
-        {"qwen3vlmoe": "qwen3_vl_moe", "qwen35moe": "qwen3_5_moe"},
+        {
+            "qwen3vlmoe": "qwen3_vl_moe", "qwen3vl": "qwen3_vl", "qwen35moe": "qwen3_5_moe", "qwen35": "qwen3_5",
+        },
         _qwen3_vl,
         "Qwen3VLProcessor",
         "Qwen2VLImageProcessor",
@@ -245,18 +210,6 @@ FAMILIES: Final[Mapping[str, ProjectorFamily]] = {
         lambda file: _GEMMA4,
         {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"},
     ),
+    **PLAIN,
 }  # fmt: skip
 """By the type that a file names."""
-
-
-def sources_of(name: str, names: Names) -> Made | None:
-    """Where a file has the tensor that transformers calls `name`; None: no rule names it."""
-    for each, suffix in ((name, ""), name.rpartition(".")[::2]):
-        layer = next((part for part in each.split(".") if part.isdigit()), "")
-        template = each.replace(f".{layer}.", ".{}.", 1) if layer else each
-        rule = names.get(each) or names.get(template)
-        if isinstance(rule, Made):
-            return Made(tuple(source.replace("{}", layer) for source in rule.sources), rule.make)
-        if rule is not None and suffix:
-            return Made((f"{rule.replace('{}', layer)}.{suffix}",), lambda values: values)
-    return None

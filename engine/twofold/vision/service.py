@@ -191,7 +191,7 @@ class PictureService:
             self._lost()
 
     def _started(self) -> _Worker:
-        """The running process; the idle time begins anew."""
+        """The running process, started if there is none. Restarts the idle timer."""
         if self._closed:
             raise KernelError("the engine was closed; pictures cannot be encoded any more")
         if self._worker is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from twofold.api.errors import ConfigError
 from twofold.api.picture_config import PictureConfig, parse_processor_settings
 from twofold.models.model_files import ModelFiles
-from twofold.models.picture_encoder import find_projector, vision_names
+from twofold.models.picture_encoder import find_projector, vision_source
 from twofold.models.registry import family_named
 from twofold.vision.service import PictureSource
 from twofold.weights.gguf_file import is_gguf
@@ -42,6 +42,6 @@ def picture_source(
 
 
 def _reads_pictures(files: ModelFiles) -> bool:
-    """Whether the family reads pictures, and the files have the encoder: packed ones do not."""
+    """Whether the family reads pictures, and the files have the encoder."""
     family = family_named(files.config.architecture)
-    return bool(family and family.pictures) and any(vision_names(files.config, files.tensors))
+    return bool(family and family.pictures) and bool(vision_source(files.config, files.tensors)[1])

@@ -318,6 +318,7 @@ class Mla:
         q_b: _Part = None,
         scale: _Part = None,
         select: _Part = None,
+        key_norm: _Part = None,
         gate: _Part = None,
     ) -> None:
         """project: queries or, with q_b, their low-rank part, then latent and shared key, then gates. k_b and v_b have

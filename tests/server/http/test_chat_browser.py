@@ -335,3 +335,49 @@ def test_tool_calls_are_folded(page: Page) -> None:
     assert (
         page.js("document.querySelector('article.assistant details .plain').textContent") == 'look({"at": 1})'
     )
+
+
+PASTE = """(() => {
+  const held = new DataTransfer();
+  held.items.add(new File([Uint8Array.from(atob(%s), (each) => each.charCodeAt(0))], "a.png", { type: "image/png" }));
+  const event = new %s{ bubbles: true, cancelable: true, %s: held });
+  document.getElementById("prompt").dispatchEvent(event);
+})()"""
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+@pytest.mark.parametrize(
+    ("event", "member"),
+    [("ClipboardEvent('paste', ", "clipboardData"), ("DragEvent('drop', ", "dataTransfer")],
+)
+def test_a_picture_is_shown_sent_and_given_back(page: Page, event: str, member: str) -> None:
+    """The fake model reads text only: the refusal says so, and the picture waits for the next try."""
+    page.js(PASTE % (json.dumps(DOT), event, member))
+    page.wait("document.querySelectorAll('#shown img').length === 1")
+    page.type("what is it?")
+    page.wait("document.querySelector('article.error')")
+    assert "has no picture encoder" in page.text("article.error")
+    assert page.js("document.getElementById('prompt').value") == "what is it?"
+    page.wait("document.querySelectorAll('#shown img').length === 1")
+    assert serious_findings(page.tools) == []
+    page.click("#shown button")
+    page.wait("document.getElementById('shown').hidden")
+    page.click("#send")
+    page.wait_for_answer()
+    assert page.sent[-1] == ("user", "what is it?"), "without the picture it is answered"
+
+
+def test_large_pictures_are_not_kept_in_the_browser(page: Page) -> None:
+    url = f"data:image/png;base64,{DOT}"
+    page.js(
+        "import('/chat_store.js').then(({ fresh, save }) => { const made = fresh(); made.messages = ["
+        f"{{ role: 'user', content: 'small', pictures: ['{url}'] }},"
+        f"{{ role: 'user', content: 'large', pictures: ['{url}' + 'A'.repeat(2_000_000)] }}]; save(made); }})"
+    )
+    page.wait("Object.keys(localStorage).some(key => key.startsWith('twofold/chat/'))")
+    page.open()
+    page.click("#chats")
+    page.click("#side .title")
+    page.wait("document.querySelectorAll('article.user').length === 2")
+    assert page.js("document.querySelectorAll('article.user img').length") == 1
+    assert page.text("article.user .note") == "1 large picture is no longer in this browser."

@@ -159,11 +159,16 @@ void MlaAttention::store_latents(const float* a, const AttentionBatch& batch, co
   const int64_t width = parts_.project.rows();
   const double elements = static_cast<double>(T) * shape.cached();
   for_ranges(pool_, T, 1, work_us(12.0 * elements, 10.0 * elements), [&](int64_t first, int64_t count) {
-    std::vector<float> row(static_cast<size_t>(shape.cached()));
+    std::vector<float> row(static_cast<size_t>(shape.cached())), normed(static_cast<size_t>(shape.rope));
     for (int t = static_cast<int>(first); t < first + count; ++t) {
       const float* from = a + t * width + q_rows();
       parts_.latent_norm.apply(table_, from, row.data(), shape.latent);
-      parts_.rotation.apply(table_, batch, t, from + shape.latent, row.data() + shape.latent, shape.rope);
+      const float* key = from + shape.latent;
+      if (parts_.key_norm.weight != nullptr) {
+        parts_.key_norm.apply(table_, key, normed.data(), shape.rope);
+        key = normed.data();
+      }
+      parts_.rotation.apply(table_, batch, t, key, row.data() + shape.latent, shape.rope);
       store_row(table_, row.data(), plane, batch.row(t, page_size));
     }
   });

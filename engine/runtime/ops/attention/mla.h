@@ -38,6 +38,7 @@ struct MlaParts {
   Projection project;
   Projection q_b;    // [heads * (nope + rope), q rows]; without a weight, the q rows are the queries
   Norm latent_norm;  // [latent]
+  Norm key_norm;     // [rope], of shared keys before their rotation
   Rotation rotation;
   QueryScale scale;
   const PackedMatrix *k_b, *v_b;  // one part of [latent, nope] and of [value, latent] per head

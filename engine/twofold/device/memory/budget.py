@@ -172,9 +172,8 @@ def plan_devices(
     parts = needs.shares(len(memories), homes)
     on_each = WORKSPACE_BYTES + config.max_num_batched_tokens * needs.activation_bytes_per_token
     workspaces = [on_each + _SAMPLED_ROWS * needs.sampled_row_bytes, *([on_each] * (len(memories) - 1))]
-    adapters = [needs.adapter_bytes(config)] * len(memories)
     pictures = [needs.picture_bytes(config, n) for n in range(len(memories))]
-    reserved = [sum(each) for each in zip(adapters, pictures, strict=True)]
+    reserved = [needs.adapter_bytes(config) + each for each in pictures]
     rooms = [
         limit - part.dense_bytes - workspace - kept
         for limit, part, workspace, kept in zip(limits, parts, workspaces, reserved, strict=True)
@@ -197,7 +196,7 @@ def plan_devices(
             record_bytes=record_bytes[n],
             expert_bytes=(count + num_staging) * needs.slot_bytes,
             num_slots=count,
-            adapter_bytes=adapters[n],
+            adapter_bytes=needs.adapter_bytes(config),
             picture_bytes=pictures[n],
         )
         for n, count in enumerate(split_slots(num_slots, shares or (1.0,), everything))

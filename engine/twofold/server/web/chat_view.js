@@ -127,6 +127,8 @@ export class AnswerView {
   }
 }
 
+const lostNote = (count) => `${count} large ${count === 1 ? "picture is" : "pictures are"} no longer in this browser.`;
+
 // Small views of pictures. `removed` takes the number of one that the user removes.
 export function pictureRow(urls, removed) {
   const row = element("div", "", "pictures");
@@ -152,7 +154,7 @@ export function userView(message, edited) {
   const foot = element("footer");
   foot.append(copied, button("Edit", () => edit(box, message, edited), "again"));
   if (message.pictures?.length) box.append(pictureRow(message.pictures));
-  if (message.lost) box.append(element("p", `${message.lost} large pictures are no longer in this browser.`, "note"));
+  if (message.lost) box.append(element("p", lostNote(message.lost), "note"));
   if (message.content) box.append(element("div", message.content, "plain"));
   box.append(foot);
   return box;

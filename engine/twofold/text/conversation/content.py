@@ -63,11 +63,13 @@ def with_pictures(content: Any, between: str = "") -> Any:
 
 
 def joined_content(first: Any, between: str, second: Any) -> Any:
-    """Two results of `with_pictures` as one."""
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}{between}{second}"
-    parts = [[each] if isinstance(each, str) else each for each in (first, between, second)]
-    return [part for each in parts for part in each]
+    """Two results of `with_pictures` as one; `between` stands where a text follows a text."""
+    one, other = ([each] if isinstance(each, str) else each for each in (first, second))
+    if isinstance(one[-1], str) and isinstance(other[0], str):
+        parts = [*one[:-1], one[-1] + between + other[0], *other[1:]]
+    else:
+        parts = [*one, *other]
+    return parts[0] if len(parts) == 1 else parts
 
 
 def separate(content: Any, kinds: Collection[str]) -> tuple[Any, list[Mapping[str, Any]]]:
