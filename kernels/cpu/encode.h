@@ -132,6 +132,9 @@ struct Encode {
     } else if constexpr (kActivation == ExpertActivation::kGeluTanh) {
       const F t = V::fma(V::mul(gate, gate), V::set1(kGeluCubic), V::set1(kGeluLinear));
       return V::mul(at_most(share(gate, V::mul(gate, t))), up);
+    } else if constexpr (kActivation == ExpertActivation::kSiluOfLimited) {
+      const F g = at_most(gate);
+      return V::mul(share(g, g), up);
     } else {
       return V::mul(at_most(share(gate, gate)), up);
     }
@@ -161,6 +164,8 @@ struct Encode {
     table.gated[static_cast<int>(ExpertActivation::kSilu)] = gated_rows<ExpertActivation::kSilu>;
     table.gated[static_cast<int>(ExpertActivation::kSwigluOai)] = gated_rows<ExpertActivation::kSwigluOai>;
     table.gated[static_cast<int>(ExpertActivation::kGeluTanh)] = gated_rows<ExpertActivation::kGeluTanh>;
+    table.gated[static_cast<int>(ExpertActivation::kSiluOfLimited)] =
+        gated_rows<ExpertActivation::kSiluOfLimited>;
   }
 };
 

@@ -122,7 +122,9 @@ def test_experts_for_few_tokens_and_for_many(simt: ModuleType, data: st.DataObje
 
     sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
     matrices = [tuple(matrix(random, pool, format, *size) for size in sizes) for _ in range(experts)]
-    activation = data.draw(st.sampled_from(("silu", "swiglu_oai", "gelu_tanh")), "activation")
+    activation = data.draw(
+        st.sampled_from(("silu", "swiglu_oai", "gelu_tanh", "silu_of_limited")), "activation"
+    )
     biased, limit = data.draw(st.booleans(), "biased"), data.draw(st.sampled_from((0.0, 0.5, 7.0)), "limit")
     biases = random.standard_normal((experts, 2 * inner + hidden), np.float32) * biased
     slots = torch.stack(

@@ -68,7 +68,7 @@ def gelu_tanh(gate: F64) -> F64:
     return gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
 
 
-ACTIVATIONS = ("silu", "swiglu_oai", "gelu_tanh")
+ACTIVATIONS = ("silu", "swiglu_oai", "gelu_tanh", "silu_of_limited")
 
 
 def gated(activation: str, gate: F64, up: F64, limit: float = 0.0) -> F64:
@@ -76,6 +76,8 @@ def gated(activation: str, gate: F64, up: F64, limit: float = 0.0) -> F64:
     limit = limit or np.inf
     if activation == "swiglu_oai":
         return swiglu_oai(gate, up, limit)
+    if activation == "silu_of_limited":
+        return silu(np.minimum(gate, limit)) * np.clip(up, -limit, limit)
     activated = silu(gate) if activation == "silu" else gelu_tanh(gate)
     return np.minimum(activated, limit) * np.clip(up, -limit, limit)
 

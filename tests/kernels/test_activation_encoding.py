@@ -95,7 +95,10 @@ def test_gate_and_up_become_one(level: str, n: int, activation: str, limit: floa
     assert np.array_equal(gate, h)
 
 
-@pytest.mark.parametrize(("activation", "limit"), [("swiglu_oai", 7.0), ("gelu_tanh", 0.0), ("silu", 16.0)])
+@pytest.mark.parametrize(
+    ("activation", "limit"),
+    [("swiglu_oai", 7.0), ("gelu_tanh", 0.0), ("silu", 16.0), ("silu_of_limited", 7.0)],
+)
 def test_far_ends_and_nan(level: str, activation: str, limit: float) -> None:
     ends = np.array([-1e30, -200, -40, 40, 200, 1e18], np.float32)
     gate, up = (part.ravel().copy() for part in np.meshgrid(ends, np.float32([-200, -3, 0, 5, 200])))

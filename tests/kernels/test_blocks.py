@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from kernel_reference import packed, silu
 from twofold import _testing
 from twofold.api.errors import KernelError
 from twofold.blocks import ops
+from twofold.weights.weight_format import WeightMatrix
 
 H, I = 40, 72  # noqa: E741
 
@@ -123,6 +126,104 @@ def test_norms_after_blocks_read_the_blocks_sum_and_may_be_chained() -> None:
         results.append(got)
     np.testing.assert_allclose(results[0], expected, atol=2e-5)
     assert all(np.array_equal(other, results[0]) for other in results[1:])
+
+
+def test_hyper_connections_join_blocks_with_several_streams() -> None:
+    """A feed-forward and a router's shared expert, ended by a head or by the mean; threads and tokens at once do not
+    show."""
+    rng = np.random.default_rng(8)
+    streams, eps, offset = 3, 1e-5, 0.01
+    weights, more = matrices(rng), matrices(rng)
+    norms = rng.uniform(0.5, 1.5, (2, H)).astype(np.float32)
+    mixes = [rng.standard_normal((n * streams, streams * H), np.float32) * 0.1 for n in (2, 2, 1)]
+    bases = [rng.standard_normal(len(mix), np.float32) for mix in mixes]
+    scales = [rng.uniform(0.5, 1.5, n).astype(np.float32) for n in (2, 2, 1)]
+    hidden = rng.standard_normal((19, H)).astype(np.float32)
+
+    def shares(x: np.ndarray, n: int) -> np.ndarray:
+        rows = x.reshape(len(x), -1)
+        root = np.sqrt((rows.astype(np.float64) ** 2).mean(1, keepdims=True) + eps)
+        logits = (rows @ mixes[n].T / root).reshape(len(x), -1, streams) * scales[n][:, None]
+        return 1 / (1 + np.exp(-(logits + bases[n].reshape(-1, streams))))
+
+    def dense(rows: np.ndarray, norm: np.ndarray, of: list[np.ndarray]) -> np.ndarray:
+        gate, up, down = of
+        x = rows / np.sqrt((rows.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-6) * norm
+        return (silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+    x = np.repeat(hidden[:, None], streams, 1).astype(np.float64)
+    for n, of in enumerate((weights, more)):
+        found = shares(x, n)
+        output = dense(((found[:, 0] + offset)[:, :, None] * x).sum(1), norms[n], of)
+        x = x + (1.7 * found[:, 1] + offset)[:, :, None] * output[:, None]
+    ends = ((shares(x, 2)[:, 0] + offset)[:, :, None] * x).sum(1), x.mean(1)
+
+    for has_head, expected in zip((True, False), ends, strict=True):
+        results = []
+        for threads, step in ((1, 19), (3, 19), (2, 1)):
+            pool = ops.ThreadPool(threads)
+
+            def mix(n: int, pool: ops.ThreadPool = pool) -> dict[str, Any]:
+                packed = ops.PackedMatrix(pool, [WeightMatrix(mixes[n], "f32", streams * H)])
+                known = {"base": bases[n].copy(), "scale": scales[n].copy(), "num_streams": streams}
+                return {"mix": packed, **known, "eps": eps, "offset": offset}
+
+            first, second = (feed_forward(pool, of) for of in (weights, more))
+            gate = np.ones((4, H), np.float32)
+            decoder = ops.Decoder(
+                [
+                    ops.DenseFfn(pool, norm_weight=norms[0].copy(), **first, eps=1e-6),
+                    ops.HyperConnection(pool, **mix(0), magnitude=1.7, over=1),
+                    ops.Router(
+                        pool,
+                        norm_weight=norms[1].copy(),
+                        gate_weight=gate,
+                        eps=1e-6,
+                        shape=ops.RouterShape(2),
+                    ),
+                    ops.SharedExperts(pool, **second),
+                    ops.HyperConnection(pool, **mix(1), magnitude=1.7, over=2),
+                    *([ops.StreamHead(pool, **mix(2))] if has_head else []),
+                ]
+            )
+            got = hidden.copy()
+            for t in range(0, 19, step):
+                rows = got[t : t + step].copy()
+                decoder.forward(rows, batch_of(len(rows)), ops.StateCache([[]], 2, 16), None)
+                got[t : t + step] = rows
+            results.append(got)
+        np.testing.assert_allclose(results[0], expected, atol=2e-5)
+        assert all(np.array_equal(other, results[0]) for other in results[1:])
+
+
+def test_blocks_beside_several_streams_are_refused() -> None:
+    rng, pool = np.random.default_rng(9), ops.ThreadPool(1)
+    dense = ops.DenseFfn(
+        pool, norm_weight=np.ones(H, np.float32), **feed_forward(pool, matrices(rng)), eps=1e-6
+    )
+    norm = ops.PostNorm(pool, norm_weight=np.ones(H, np.float32), eps=1e-6, over=1)
+
+    def joining(streams: int, over: int) -> ops.HyperConnection:
+        matrix = np.zeros((2 * streams, streams * H), np.float32)
+        return ops.HyperConnection(
+            pool,
+            mix=ops.PackedMatrix(pool, [WeightMatrix(matrix, "f32", streams * H)]),
+            base=np.zeros(2 * streams, np.float32),
+            scale=np.ones(2, np.float32),
+            num_streams=streams,
+            eps=1e-6,
+            offset=0.0,
+            magnitude=2.0,
+            over=over,
+        )
+
+    two, three = joining(2, 1), joining(3, 1)
+    ops.Decoder([dense, norm, joining(2, 2)])
+    for blocks in ([dense, two, dense], [dense, two, dense, norm], [dense, two, dense, three]):
+        with pytest.raises(KernelError, match="is not one that a Residual of its own joins with"):
+            ops.Decoder(blocks)
+    with pytest.raises(KernelError, match="HyperConnection: num_streams is 1"):
+        joining(1, 1)
 
 
 def test_refuses_what_does_not_fit() -> None:

@@ -181,7 +181,7 @@ def test_a_store_takes_formats_of_one_expert_or_of_all() -> None:
     ("format_name", "activation", "biased", "limit"),
     [("f32", "swiglu_oai", True, 0.5), ("mxfp4", "swiglu_oai", True, 7.0), ("int8_channel", "gelu_tanh", True, 0.0),
      ("bf16", "gelu_tanh", False, 0.0), ("f32", "silu", True, 0.5), ("q4_k", "silu", True, 0.3),
-     ("int8_channel", "silu", True, 0.3)],
+     ("int8_channel", "silu", True, 0.3), ("f32", "silu_of_limited", True, 0.5)],
 )  # fmt: skip
 def test_experts_with_biases_limits_and_other_activations(
     format_name: str, activation: str, biased: bool, limit: float
@@ -232,7 +232,7 @@ def test_a_store_lists_its_layers() -> None:
     with pytest.raises(ValueError, match="at least one expert"):
         _core.ExpertStore(0, HIDDEN, INNER, [])
     assert _core.ExpertStore(1, HIDDEN, INNER, []).num_layers == 0
-    with pytest.raises(ValueError, match="expected silu, swiglu_oai or gelu_tanh"):
+    with pytest.raises(ValueError, match="expected silu, swiglu_oai, gelu_tanh or silu_of_limited"):
         _core.ExpertStore(4, HIDDEN, INNER, [("f32",) * 3], activation="relu")
     biased = _core.ExpertStore(4, HIDDEN, INNER, [("q4_k",) * 3], biases=True)
     assert biased.expert_bytes == 2 * pair + down_q4 + 4 * (2 * INNER + HIDDEN)

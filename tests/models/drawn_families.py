@@ -73,7 +73,12 @@ def drawn(name: str, r: random.Random) -> TinyModel:
         sizes["nested"] = r.random() < 0.5
     if "kv_lora_rank" in settings:
         sizes["num_kv_heads"] = sizes["num_heads"]
-    if base.row.model_type in ("gemma2", "gemma3_text", "llama"):  # transformers refuses other sizes
+    if base.row.model_type in (
+        "gemma2",
+        "gemma3_text",
+        "llama",
+        "aria_text",
+    ):  # transformers refuses other sizes
         sizes["hidden_size"] = sizes["num_heads"] * r.randint(3, 9)
     if base.row.model_type == "gemma3_text":
         sizes["tie_word_embeddings"] = base.tie_word_embeddings
@@ -148,6 +153,8 @@ _SIZES: Final[dict[str, Sizes]] = {
     "gemma4-small": lambda r, sizes: {"num_layers": 5},
     "gemma4": lambda r, sizes: {"head_dim": 2 * r.randint(2, 11)},
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "kimi_k25"), _YARN_OR_NONE),
+    "aria": lambda r, sizes: {"moe_intermediate_size": sizes["intermediate_size"]},
+    "deepseek_ocr2": _own_head_dim,
     "deepseek_v2": lambda r, sizes: {"n_group": 1, "topk_group": 1},
     **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5"), _DELTA),
 }
@@ -254,6 +261,12 @@ _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]
         lambda r, model: _predicting(r, model) | {"rope_interleave": r.random() < 0.7},
     ),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _indexer),
+    "hy_v4": lambda r, model: _indexer(r, model) | {
+        "hc_mult": r.randint(2, 5), "hc_magnitude": r.choice((1.0, 2.0, 2.7)), "hc_eps": r.choice((1e-6, 1e-2)),
+        "swiglu_limit": r.choice((0.3, 1.0, 10.0)),
+        "indexer_types": ["full", *(r.choice(("full", "shared")) for _ in range(model.num_layers - 1))],
+    },
+    "deepseek_ocr2": lambda r, model: {"topk_method": r.choice(("greedy", "group_limited_greedy"))},
     "dots3_note": lambda r, model: _indexer(r, model) | {
         "swa_num_attention_heads": (heads := r.randint(1, 4)), "swa_num_key_value_heads": heads,
         "swa_q_lora_rank": r.randint(5, 30), "swa_kv_lora_rank": r.randint(5, 40), "swa_v_head_dim": r.randint(3, 20),

@@ -63,6 +63,7 @@ IN_GGUF = [family for family, model in EXAMPLES.items() if model.gguf_architectu
 OFTEN = (
     "qwen3_next", "gemma4", "gpt_oss", "llama4", "deepseek_v3", "lfm2_moe", "granitemoe", "olmoe", "qwen3", "flex_olmo",
     "mimo_v2_flash", "laguna", "hunyuan_v1_moe", "mistral4", "step3p7", "gemma4-small", "glm_moe_dsa",
+    "hy_v4",
 )  # fmt: skip
 
 
@@ -187,6 +188,9 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("minimax_m3", {"index_local_blocks": 0}),
     ("minimax_m3", {"swiglu_limit": 7.0}),
     ("deepseek_v32", {"index_topk": 11}),
+    ("hy_v4", {"index_topk": 11}),
+    ("hy_v4", {"hc_magnitude": 1.6}),
+    ("hy_v4", {"swiglu_limit": 10.0}),
     ("glm_moe_dsa", {"index_topk_pattern": "FFF"}),
     ("deepseek_v3", {"norm_topk_prob": False}),
     ("deepseek_v3", {"rope_scaling": None}),
@@ -308,7 +312,7 @@ def test_every_command_accepts_every_family(
     path, packed = str(write_tiny_model(tmp_path / "model", EXAMPLES[family])), str(tmp_path / "packed")
     for command in (["models", path], ["doctor", path], ["rules", "explain", path], ["pack", path, packed]):
         assert main(command) == 0, command
-    assert EXAMPLES[family].architecture in capsys.readouterr().out
+    assert EXAMPLES[family].config()["architectures"][0] in capsys.readouterr().out
     assert main(["quantize", path, str(tmp_path / "q8"), "--format", "q8_0", "--max-tokens", "0"]) == 0
     load(tmp_path / "q8")
     sink = open_sink(f"sqlite:///{tmp_path / 't.db'}")
@@ -433,6 +437,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("minimax_m3", {"text_config": M3 | {"swiglu_alpha": 1.5}}, "swiglu_alpha is 1.5, expected 1.702"),
     ("minimax_m3", {"text_config": M3 | {"index_n_heads": 1}}, "num_key_value_heads, which is 2"),
     ("minimax_m3", {"text_config": M3 | {"layer_types": ["full"] * 3}}, "layer_types"),
+    ("hy_v4", {"hc_mult": 1}, "hc_mult is 1"),
     ("deepseek_v32", {"q_lora_rank": None}, "because the indexer reads low-rank queries"),
     ("glm_moe_dsa", {"index_topk_pattern": "SFF"}, "for each of 3 layers, the first one full"),
     ("glm_moe_dsa", {"indexer_types": ["full", "half", "full"]}, "indexer_types"),

@@ -82,6 +82,10 @@ double gated(const Kind& of, double gate, double up) {
       const double inner = std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
       return std::min(0.5 * gate * (1 + std::tanh(inner)), limit) * u;
     }
+    case kernels::ExpertActivation::kSiluOfLimited: {
+      const double g = std::min(gate, limit);
+      return g / (1 + std::exp(-g)) * u;
+    }
     default:
       return std::min(gate / (1 + std::exp(-gate)), limit) * u;
   }
@@ -328,7 +332,8 @@ CASE(experts_with_biases_and_another_activation) {
   for (const Kind& kind :
        {Kind{kernels::ExpertActivation::kSwigluOai, true, 0.5f},
         Kind{kernels::ExpertActivation::kGeluTanh, false}, Kind{kernels::ExpertActivation::kSilu, true},
-        Kind{kernels::ExpertActivation::kSilu, false, 0.5f}}) {
+        Kind{kernels::ExpertActivation::kSilu, false, 0.5f},
+        Kind{kernels::ExpertActivation::kSiluOfLimited, false, 0.5f}}) {
     check_decode(WeightFormat::kMXFP4, {96, 64, 1}, 48 * 1024, kind);
     check_decode(WeightFormat::kF32, {70, 34, 3}, 48 * 1024, kind);
     check_prefill(WeightFormat::kMXFP4, {64, 96, 5}, kFewTokens, kind);

@@ -36,8 +36,8 @@ QWENS: Final = (
 )
 """Keys of Qwen3-MoE's config.json that a family has only if its settings give them."""
 BY_LAYER: Final = (
-    "layer_types", "mlp_layer_types", "layer_rope_theta", "num_attention_heads_per_layer", "swiglu_limits",
-    "swiglu_limits_shared",
+    "layer_types", "mlp_layer_types", "indexer_types", "layer_rope_theta", "num_attention_heads_per_layer",
+    "swiglu_limits", "swiglu_limits_shared",
 )  # fmt: skip
 _GAINS: Final = {
     "router": 2.0, "experts": 1.5, "shared_experts": 1.5, "dense": 1.5, "head": 2.0, "conv": 1.0,
@@ -66,6 +66,8 @@ class Row:
     """Further keys of config.json beside the text part."""
     has_small_vision: bool = True
     """Whether transformers can load it with a tiny vision tower."""
+    vision_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the section of the tiny vision tower."""
     prefix: tuple[str, str] = ("model.", "model.language_model.")
     """(ours, theirs) of the text part's names in its checkpoints."""
     vision_tensor: str = "model.visual.patch_embed.proj.bias"
@@ -165,6 +167,7 @@ class TinyFamily(TinyModel):
             outer["vision_config"] = vision | {
                 "out_hidden_size": self.hidden_size,
                 "deepstack_visual_indexes": [0],
+                **row.vision_settings,
             }
         return outer | {"text_config": text}
 

@@ -110,6 +110,22 @@ _KIMI_NAMES: Final = {
     "prefix": ("", "language_model."), "vision_tensor": "vision_tower.patch_embed.proj.bias",
 }  # fmt: skip
 
+_OCR2_VISION: Final = {
+    "sam_config": {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "output_channels": 16, "image_size": 64,
+        "global_attn_indexes": [0], "downsample_channels": [16, 16],
+    },
+    "encoder_config": {
+        "vocab_size": 16, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    },
+}  # fmt: skip
+_HY_NAMES: Final = (
+    ("*.self_attn.sinks", "*.self_attn.learnable_sink_param"), ("*.self_attn.gate_proj.", "*.self_attn.linear_gate."),
+    ("*.attn_hc.", "*.hc_attn_layer.hc_pre.hc_"), ("*.ffn_hc.", "*.hc_mlp_layer.hc_pre.hc_"),
+    ("*.hc_head.hc_", "*.hc_head.hc_head_"),
+)  # fmt: skip
+
 GROUPED_QUERY: Final[dict[str, TinyModel]] = {
     "qwen3_moe": TinyModel(),
     "mixtral": TinyModel("MixtralForCausalLM"),
@@ -292,6 +308,22 @@ MULTIMODAL: Final = {
             vision_tensor="vision_tower.vision_model.embeddings.patch_embedding.bias"),
         nested=True, tie_word_embeddings=True, **_GEMMA3,
     ),
+    "aria": _of(
+        "AriaTextForCausalLM",
+        Row("aria_text", outer="aria", outer_class="AriaForConditionalGeneration",
+            prefix=("", "language_model."), has_small_vision=False,
+            vision_tensor="vision_tower.vision_model.post_layernorm.bias",
+            keys={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_topk", "moe_intermediate_size": ""}),
+        nested=True, expert_layout="fused", top_k=4, moe_intermediate_size=64, moe_num_shared_experts=2,
+    ),
+    "deepseek_ocr2": _of(
+        "DeepseekOcr2ForConditionalGeneration",
+        Row("deepseek_ocr2_text", outer="deepseek_ocr2", keys=_ROUTED, prefix=("model.", "model."),
+            vision_tensor="model.view_seperator",
+            vision_settings=_OCR2_VISION),
+        nested=True, head_dim=12, top_k=4, n_shared_experts=2, n_group=1, topk_group=1, topk_method="greedy",
+        routed_scaling_factor=1.7, mlp_layer_types=["dense", "sparse", "sparse"],
+    ),
     "qwen3_omni_moe": _of(
         "Qwen3OmniMoeThinkerForConditionalGeneration",
         Row("qwen3_omni_moe_text", outer="qwen3_omni_moe_thinker", outer_settings={
@@ -373,6 +405,13 @@ LATENT: Final = {
         Row("glm_moe_dsa", keys=_LATENT_KEYS, gguf="glm-dsa", scores="SIGMOID", left_out=_SHARED_INDEXER),
         top_k=4, **_LATENT, **_INDEXER, routed_scaling_factor=2.5, norm_topk_prob=True,
         mlp_layer_types=["dense", "sparse", "sparse"], index_topk_pattern="FSF",
+    ),
+    "hy_v4": _of(
+        "HYV4ForCausalLM",
+        Row("hy_v4", keys=_LATENT_KEYS, renamed=_HY_NAMES),
+        top_k=4, expert_layout="fused", **_LATENT, **_INDEXER, routed_scaling_factor=2.5, norm_topk_prob=True,
+        hc_mult=3, hc_magnitude=1.5, hc_eps=1e-6, swiglu_limit=0.7, mlp_layer_types=["dense", "sparse", "sparse"],
+        indexer_types=["full", "full", "shared"], pad_token_id=1,
     ),
     "dots3_note": _of(
         "Dots3NoteForCausalLM", Row("dots3_note_text", keys=_LATENT_KEYS),

@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "q4_k beside q6_k": {"formats": ("q4_k", "q4_k", "q6_k")},
     "gpt-oss": {"formats": ("bf16",) * 3, "activation": "swiglu_oai", "biases": True, "limit": 0.7},
     "limited": {"formats": ("f32",) * 3, "limit": 0.2},
+    "limited before": {"formats": ("f32",) * 3, "activation": "silu_of_limited", "limit": 0.2},
     "gelu": {"formats": ("f32",) * 3, "activation": "gelu_tanh"},
     "odd sizes": {"formats": ("f32",) * 3, "hidden": 37, "inner": 21},
 }
@@ -72,6 +73,8 @@ class Case:
         if self.activation == "swiglu_oai":
             gate = gate.clamp(max=limit)
             return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+        if self.activation == "silu_of_limited":
+            return torch.nn.functional.silu(gate.clamp(max=limit)) * up
         if self.activation == "gelu_tanh":
             return torch.nn.functional.gelu(gate, approximate="tanh").clamp(max=limit) * up
         return torch.nn.functional.silu(gate).clamp(max=limit) * up

@@ -107,6 +107,20 @@ std::shared_ptr<GqaBlock> make_gqa(BlockArguments given) {
   return given.own(GqaBlock(GqaAttention(pool.kernels(), pool, std::move(parts)), layer));
 }
 
+// A gate of latent attention's heads, in the last rows of its projection.
+OutputGate mla_gate_of(BlockArguments& given, int value_dim) {
+  if (!given.has("gate")) return {};
+  return given.part("gate", [&](BlockArguments& part) {
+    OutputGate gate{.kind = gate_kind_of(part)};
+    const int rows = part.at_least(1, "rows");
+    gate.by_head = rows == 1;
+    if (part.value("interleaved", false)) throw part.failure("interleaved is true; expected false");
+    if (rows != 1 && rows != value_dim)
+      throw part.failure("rows is " + std::to_string(rows) + "; expected 1 or " + std::to_string(value_dim));
+    return gate;
+  });
+}
+
 std::shared_ptr<MlaBlock> make_mla(BlockArguments given) {
   const int layer = given.value<int>("layer");
   MlaShape shape{.num_heads = given.at_least(1, "num_heads"),
@@ -126,14 +140,11 @@ std::shared_ptr<MlaBlock> make_mla(BlockArguments given) {
   const Projection q_b = given.has("q_b") ? projection_of(given, "q_b", queries, kAny) : Projection{};
   if (q_b.weight != nullptr && q_b.norm == nullptr)
     throw given.failure("q_b is given without a norm; expected both or none");
-  OutputGate gate;
-  if (given.has("gate")) gate = {.kind = given.part("gate", gate_kind_of), .by_head = true};
   const int64_t q_rows = q_b.weight != nullptr ? q_b.columns() : queries;
-  const int64_t gate_rows = gate ? shape.num_heads : 0;
-  const Projection project = projection_of(given, "project", q_rows + shape.cached() + gate_rows, kAny);
+  const OutputGate gate = mla_gate_of(given, shape.value);
   MlaParts parts{
       .shape = shape,
-      .project = project,
+      .project = {},
       .q_b = q_b,
       .latent_norm = norm_of(given, "latent_norm", shape.latent),
       .key_norm = norm_of(given, "key_norm", shape.rope),
@@ -144,8 +155,11 @@ std::shared_ptr<MlaBlock> make_mla(BlockArguments given) {
       .select = selection_of(given),
       .scores = scores_of(given, shape.num_heads),
       .gate = gate,
-      .out = projection_of(given, "out", project.columns(), int64_t{shape.num_heads} * shape.value),
+      .out = {},
   };
+  parts.project = projection_of(given, "project", q_rows + shape.cached() + parts.gate_rows(), kAny);
+  const int64_t hidden = parts.project.columns();
+  parts.out = projection_of(given, "out", hidden, int64_t{shape.num_heads} * shape.value);
   const PoolView& pool = given.pool();
   return given.own(MlaBlock(MlaAttention(pool.kernels(), pool, std::move(parts)), layer));
 }
@@ -160,6 +174,7 @@ std::shared_ptr<Indexer> make_indexer(const PoolView& pool, const py::kwargs& ar
                      .query_norm = {},
                      .key_norm = {},
                      .rotation = rotation_of(given),
+                     .rotates_last = given.value("rotates_last", false),
                      .block = given.positive_or_zero("block"),
                      .local = given.positive_or_zero("local")};
   const int weights = parts.block > 0 ? 0 : parts.num_heads;

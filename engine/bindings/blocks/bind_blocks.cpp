@@ -107,15 +107,6 @@ std::shared_ptr<LayerInput> make_layer_input(BlockArguments given) {
       LayerInput(given.pool().kernels(), given.pool(), gate, projection, given.at_least(0, "first")));
 }
 
-std::shared_ptr<PostNorm> make_post_norm(BlockArguments given) {
-  const TensorView norm = given.array("norm_weight");
-  const float* weight = expect_f32(norm, given.where("norm_weight").c_str(), {kAny});
-  const auto eps = given.value<float>("eps");
-  const int over = given.at_least(1, "over");
-  return given.own(PostNorm(given.pool().kernels(), given.pool(), weight, static_cast<int>(norm.shape[0]),
-                            eps, over, given.value("scale", 1.0f)));
-}
-
 class __attribute__((visibility("hidden"))) BoundDecoder {
  public:
   BoundDecoder(const py::sequence& blocks, const PoolView* pool, std::vector<int> threads)
@@ -180,7 +171,7 @@ void bind_blocks(py::module_& m) {
                        &make_mtp_input);
   bind_block<LayerInput>(m, "LayerInput", "Adds the layer's own input, gated by the hidden state.",
                          &make_layer_input);
-  bind_block<PostNorm>(m, "PostNorm", "Norm of the sum of the blocks before it.", &make_post_norm);
+  bind_residuals(m);
   py::class_<BoundDecoder>(m, "Decoder", "The blocks of a model in one call.")
       .def(py::init<const py::sequence&, const PoolView*, std::vector<int>>(), py::arg("blocks"),
            py::arg("pool") = py::none(), py::arg("threads") = std::vector<int>())

@@ -21,5 +21,6 @@ auto bind_block(pybind11::module_& m, const char* name, const char* help,
 }
 
 void bind_attention(pybind11::module_& m);
+void bind_residuals(pybind11::module_& m);
 
 }  // namespace twofold::bindings

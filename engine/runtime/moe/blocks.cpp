@@ -143,17 +143,4 @@ void LayerInput::forward(const float* hidden, float* sum, StepState& step) {
   linear(table_, pool_, {.x = gated_.data(), .ld = size}, T, projection_, nullptr, sum, true);
 }
 
-void PostNorm::forward(const float* hidden, float* sum, StepState& step) {
-  const int T = step.batch.num_tokens(), H = hidden_size_;
-  const double elements = static_cast<double>(T) * H;
-  for_ranges(pool_, T, 1, work_us(12.0 * elements, 6.0 * elements), [&](int64_t first, int64_t count) {
-    std::vector<float> normed(static_cast<size_t>(H));
-    for (int64_t t = first; t < first + count; ++t) {
-      table_.rmsnorm(hidden + t * H, norm_, eps_, normed.data(), H);
-      float* row = sum + t * H;
-      for (int i = 0; i < H; ++i) row[i] = (row[i] + normed[static_cast<size_t>(i)]) * scale_;
-    }
-  });
-}
-
 }  // namespace twofold

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "moe/block.h"
+#include "moe/residual.h"
 #include "ops/gated_ffn.h"
 #include "ops/router.h"
 
@@ -147,35 +148,6 @@ class LayerInput final : public Block {
   const PackedMatrix& projection_;
   int64_t first_;
   std::vector<float> gated_;
-};
-
-// Follows blocks whose sum is normed before it is added: the decoder gives the `over` blocks before this one
-// rows of zeros to add to, which are `hidden` here. sum = (sum + norm(hidden)) * scale.
-class PostNorm final : public Block {
- public:
-  // norm [hidden_size] is not owned.
-  PostNorm(const kernels::KernelTable& table, ThreadPool& pool, const float* norm, int hidden_size, float eps,
-           int over, float scale)
-      : table_(table),
-        pool_(pool),
-        norm_(norm),
-        hidden_size_(hidden_size),
-        eps_(eps),
-        over_(over),
-        scale_(scale) {}
-
-  void forward(const float* hidden, float* sum, StepState& step) override;
-  int hidden_size() const override { return hidden_size_; }
-  int over() const { return over_; }
-
- private:
-  const kernels::KernelTable& table_;
-  ThreadPool& pool_;
-  const float* norm_;
-  int hidden_size_;
-  float eps_;
-  int over_;
-  float scale_;
 };
 
 }  // namespace twofold

@@ -43,17 +43,28 @@ Decoder::Decoder(std::vector<Block*> blocks, ThreadPool* pool, std::vector<int> 
                                   "; the first has " + std::to_string(hidden_size()));
     }
   }
+  place_residuals();
+  check_streams();
+}
+
+void Decoder::place_residuals() {
   places_.resize(blocks_.size());
+  head_ = dynamic_cast<StreamHead*>(blocks_.back());
+  if (head_ != nullptr) num_streams_ = head_->num_streams();
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    const PostNorm* norm = dynamic_cast<const PostNorm*>(blocks_[i]);
-    if (norm == nullptr) continue;
-    const int first = static_cast<int>(i) - norm->over();
-    if (norm->over() < 1 || first < 0) {
-      throw std::invalid_argument("Decoder: a PostNorm is over " + std::to_string(norm->over()) +
+    Residual* const residual = dynamic_cast<Residual*>(blocks_[i]);
+    if (residual == nullptr) continue;
+    const int first = static_cast<int>(i) - residual->over();
+    if (residual->over() < 1 || first < 0) {
+      throw std::invalid_argument("Decoder: a Residual is over " + std::to_string(residual->over()) +
                                   " blocks; expected 1 to the " + std::to_string(i) + " before it");
     }
     places_[i].closes = true;
-    ++places_[static_cast<size_t>(first)].opens;
+    Place& begin = places_[static_cast<size_t>(first)];
+    ++begin.opens;
+    if (residual->num_streams() == 1) continue;
+    num_streams_ = residual->num_streams();
+    begin.reads = residual;
   }
   std::vector<size_t> open;  // where the sums began
   size_t deepest = 0;
@@ -61,13 +72,48 @@ Decoder::Decoder(std::vector<Block*> blocks, ThreadPool* pool, std::vector<int> 
     open.insert(open.end(), static_cast<size_t>(places_[i].opens), i);
     deepest = std::max(deepest, open.size());
     if (!places_[i].closes) continue;
-    const size_t over = static_cast<size_t>(static_cast<const PostNorm*>(blocks_[i])->over());
+    const size_t over = static_cast<size_t>(static_cast<const Residual*>(blocks_[i])->over());
     if (open.back() + over != i)
       throw std::invalid_argument(
-          "Decoder: a PostNorm takes a part of another's blocks; expected all or none");
+          "Decoder: a Residual takes a part of another's blocks; expected all or none");
     open.pop_back();
   }
   sums_.resize(deepest);
+}
+
+// With several streams, every block belongs to one Residual that reads and writes as many.
+void Decoder::check_streams() const {
+  if (num_streams_ == 1) return;
+  const size_t last = blocks_.size() - (head_ == nullptr ? 0 : 1);
+  for (size_t i = 0; i < last;) {
+    const Residual* const residual = places_[i].reads;
+    const size_t over = residual == nullptr ? 0 : static_cast<size_t>(residual->over());
+    if (residual == nullptr || residual->num_streams() != num_streams_ || blocks_[i + over] != residual) {
+      throw std::invalid_argument("Decoder: block " + std::to_string(i) +
+                                  " is not one that a Residual of its own joins with " +
+                                  std::to_string(num_streams_) + " streams, as the others");
+    }
+    i += over + 1;
+  }
+}
+
+void Decoder::run(size_t block, const float* input, float* sum, StepState& step) {
+  Residual* const reads = places_[block].reads;
+  if (reads != nullptr) reads->read(streams_.data(), input_.data(), step.batch.num_tokens());
+  blocks_[block]->forward(input, sum, step);
+}
+
+void Decoder::join_streams(float* hidden, StepState& step) {
+  if (head_ != nullptr) return head_->forward(streams_.data(), hidden, step);
+  const int64_t H = hidden_size(), S = num_streams_;
+  for (int64_t t = 0; t < step.batch.num_tokens(); ++t) {
+    const float* const rows = streams_.data() + t * S * H;
+    for (int64_t i = 0; i < H; ++i) {
+      float total = 0;
+      for (int64_t s = 0; s < S; ++s) total += rows[s * H + i];
+      hidden[t * H + i] = total / static_cast<float>(S);
+    }
+  }
 }
 
 void Decoder::forward(float* hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts,
@@ -75,21 +121,33 @@ void Decoder::forward(float* hidden, AttentionBatch& batch, StateCache& cache, M
   if (batch.num_tokens() == 0) return;
   routed_.num_tokens = 0;  // those of the previous step
   StepState step{batch, cache, experts, routed_, blocks_, previous, layer_inputs};
-  const size_t num_values = static_cast<size_t>(batch.num_tokens()) * static_cast<size_t>(hidden_size());
+  const size_t width = static_cast<size_t>(hidden_size());
+  const size_t num_values = static_cast<size_t>(batch.num_tokens()) * width;
+  float* residual = hidden;
+  if (num_streams_ > 1) {
+    const size_t count = static_cast<size_t>(num_streams_);
+    streams_.resize(num_values * count);
+    input_.resize(num_values);
+    for (size_t row = 0; row < num_values * count; row += width)
+      std::copy_n(hidden + row / width / count * width, width, streams_.data() + row);
+    residual = streams_.data();
+  }
+  const float* const input = num_streams_ > 1 ? input_.data() : hidden;
   size_t depth = 0;
-  const auto sum = [&] { return depth == 0 ? hidden : sums_[depth - 1].data(); };
+  const auto sum = [&] { return depth == 0 ? residual : sums_[depth - 1].data(); };
   for (size_t i = 0; i < blocks_.size(); ++i) {
     step.ahead = step.ahead.subspan(1);
+    if (blocks_[i] == head_) break;
     for (int n = 0; n < places_[i].opens; ++n) sums_[depth++].assign(num_values, 0.0f);
-    const float* read = hidden;
-    if (places_[i].closes) read = sums_[--depth].data();
+    const float* const read = places_[i].closes ? sums_[--depth].data() : input;
     if (threads_.empty() || threads_[i] == 0) {
-      blocks_[i]->forward(read, sum(), step);
+      run(i, read, sum(), step);
     } else {
       const Limit limit(*pool_, threads_[i]);
-      blocks_[i]->forward(read, sum(), step);
+      run(i, read, sum(), step);
     }
   }
+  if (num_streams_ > 1) join_streams(hidden, step);
 }
 
 }  // namespace twofold

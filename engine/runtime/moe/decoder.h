@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "moe/block.h"
+#include "moe/residual.h"
 
 namespace twofold {
 
@@ -11,13 +11,14 @@ class ThreadPool;
 class Decoder {
  public:
   // Nothing is owned. threads, one entry per block: how many of the pool's threads it runs on; 0, or no list:
-  // all. Throws std::invalid_argument without blocks, for a block of another width, for a PostNorm over blocks
-  // that do not exist or that partly belong to another PostNorm, and for thread counts that the pool cannot be
-  // limited to.
+  // all. Throws std::invalid_argument without blocks, for a block of another width, for a Residual over blocks
+  // that do not exist or that partly belong to another one, for blocks outside the Residuals of several streams,
+  // and for thread counts that the pool cannot be limited to.
   explicit Decoder(std::vector<Block*> blocks, ThreadPool* pool = nullptr, std::vector<int> threads = {});
 
   // hidden [tokens of the batch, hidden size] becomes the last block's output; the blocks' state for the tokens
-  // is in the cache afterwards. Experts run where the executor places them; it may be null if no block has any.
+  // is in the cache afterwards. Several streams all begin as `hidden`, and end as their mean unless a StreamHead is
+  // the last block. Experts run where the executor places them; it may be null if no block has any.
   // previous, layer_inputs: see StepState. Throws as the blocks do.
   void forward(float* hidden, AttentionBatch& batch, StateCache& cache, MoeExecutor* experts,
                const float* previous = nullptr, const LayerInputRows& layer_inputs = {});
@@ -27,14 +28,23 @@ class Decoder {
  private:
   struct Place {
     int opens = 0;        // sums that begin with this block; it and later blocks add to the last of them
-    bool closes = false;  // a PostNorm, which takes the last
+    bool closes = false;  // a Residual, which takes the last
+    Residual* reads = nullptr;  // of several streams, from which this block and those after it read
   };
+
+  void place_residuals();
+  void check_streams() const;
+  void run(size_t block, const float* input, float* sum, StepState& step);
+  void join_streams(float* hidden, StepState& step);
 
   std::vector<Block*> blocks_;
   ThreadPool* pool_;
   std::vector<int> threads_;   // empty: no block is limited
   std::vector<Place> places_;  // one per block
   std::vector<std::vector<float>> sums_;
+  int num_streams_ = 1;
+  StreamHead* head_ = nullptr;          // the last block, where it is one
+  std::vector<float> streams_, input_;  // several streams, and what blocks read of them
   RoutedRows routed_;
 };
 

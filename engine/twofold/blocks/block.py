@@ -186,6 +186,11 @@ class Block(ModelPart):
         return 0
 
     @property
+    def missing_in_device_kernels(self) -> str | None:
+        """Part of the block that only the CPU and plain torch compute; None: device kernels have it all."""
+        return None
+
+    @property
     def device_record_bytes(self) -> int:
         """Bytes of a sequence's record on a device."""
         return 0

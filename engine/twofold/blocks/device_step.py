@@ -349,6 +349,8 @@ class DeviceStep:
     """f32 [T, layers, size], see `blocks.layer_input`."""
     chosen_positions: ChosenPositions | None = None
     """Positions that the last chooser of the step chose (`blocks.attention.selection.Chosen`)."""
+    stream_weights: Tensor | None = None
+    """f32 [T, streams], by which the streams get the output of the current part (`blocks.hyper_connection`)."""
 
     def chosen(self) -> Routed:
         """Output of the router before this block."""
@@ -414,6 +416,8 @@ def gated(activation: Activation, gate: Tensor, up: Tensor, limit: float = 0.0) 
     if activation == "swiglu_oai":
         gate = gate.clamp(max=most)
         return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+    if activation == "silu_of_limited":
+        return functional.silu(gate.clamp(max=most)) * up
     silu = activation == "silu"
     activated = functional.silu(gate) if silu else functional.gelu(gate, approximate="tanh")
     return activated.clamp(max=most) * up

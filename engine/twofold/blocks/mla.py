@@ -71,7 +71,7 @@ class Mla(ComposedBlock):
     key_norm: bool = False
     """Whether the key that heads share has a norm before its rotation."""
     gate: Gate | None = None
-    """Gate of each head's output, by head, from the block's input."""
+    """Gate of the heads' values, from the block's input; None: they have none."""
     latent_scale: float = 1.0
     """Factor of the normed latents."""
     latent_eps: float = 1e-6
@@ -140,6 +140,17 @@ class Mla(ComposedBlock):
         )
 
     @property
+    def missing_in_device_kernels(self) -> str | None:
+        if self.scores.sinks:
+            return "latent attention with sinks"
+        return super().missing_in_device_kernels
+
+    @property
+    def gate_rows(self) -> int:
+        """Rows of the gate's projection, which are the last ones of `project`."""
+        return 0 if self.gate is None else self.num_heads * self.gate.rows(self.v_head_dim)
+
+    @property
     def _per_position(self) -> Cost:
         # A device keeps bf16.
         return Cost(2 * self.cached, 2.0 * self.num_heads * (self.cached + self.kv_lora_rank))
@@ -183,8 +194,8 @@ class Mla(ComposedBlock):
 
     @property
     def project(self) -> Linear:
-        """Projections of queries, or of their low-rank part, of latents and of the shared key, and of gates."""
-        return Linear(("q", "kv", *([] if self.gate is None else ["gate"])), "norm", self.eps)
+        """Projections of queries, or of their low-rank part, of latents and of the shared key, then of gates."""
+        return Linear(("q", "kv") if self.gate is None else ("q", "kv", "gate"), "norm", self.eps)
 
     @property
     def expand(self) -> Linear:
@@ -260,13 +271,13 @@ class Mla(ComposedBlock):
                 weights.vector("latent_norm") * np.float32(self.latent_scale), self.latent_eps
             ),
             key_norm=norm_part(weights.optional_vector("key_norm"), self.latent_eps),
-            gate=None if self.gate is None else {"activation": self.gate.activation},
             k_b=keys,
             v_b=values,
             rotation=None if self.rotation is None else self.rotation.cpu(),
             scale=None if self.scale is None else self.scale.cpu(),
             select=self.select.cpu(weights, pool),
             scores=self.scores.cpu(weights),
+            gate=None if self.gate is None else self.gate.cpu(self.v_head_dim),
             out=Linear(("o",)).cpu(weights, pool, where),
         )
 
@@ -291,6 +302,7 @@ class Mla(ComposedBlock):
             v_b=v_b,
             select=self.select.device(weights),
             out=Linear(("o",)).device(weights),
+            sinks=weights.vector("sinks"),
         )
 
     def device_state(
@@ -318,14 +330,16 @@ class MlaOnDevice:
     """[heads, latent, value]."""
     select: SelectionOnDevice
     out: LinearOnDevice
+    sinks: Tensor | None = None
+    """f32 [heads]."""
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         import torch
 
         shape = self.shape
         a = self.project(hidden)
-        gates = 0 if shape.gate is None else shape.num_heads
-        q, compressed, gate = torch.split(a, [a.shape[1] - shape.cached - gates, shape.cached, gates], 1)
+        end = a.shape[1] - shape.gate_rows
+        q, compressed, gates = a[:, : end - shape.cached], a[:, end - shape.cached : end], a[:, end:]
         if self.key_norm is not None:
             key = compressed[:, shape.kv_lora_rank :]
             key.copy_(
@@ -344,7 +358,7 @@ class MlaOnDevice:
         values = torch.bmm(self._attended(absorbed, state[0], step, chosen).transpose(0, 1), self.v_b)
         values = values.transpose(0, 1)
         if shape.gate is not None:
-            values = shape.gate.apply(values, gate[:, :, None])
+            values = shape.gate.apply(values, gates.view(*values.shape[:2], -1))
         total += self.out(values.flatten(1))
 
     def _store(self, compressed: Tensor, q: Tensor, absorbed: Tensor, kept: Tensor, step: DeviceStep) -> None:
@@ -424,7 +438,7 @@ class MlaOnDevice:
             if chosen is not None:
                 seen = chosen.of(rows).within(seen, shape.num_heads)
             values = latents[..., : shape.kv_lora_rank]
-            out[rows] = shape.scores.attended(absorbed[rows], latents, values, seen)
+            out[rows] = shape.scores.attended(absorbed[rows], latents, values, seen, sinks=self.sinks)
         return out
 
     def _native(self, step: DeviceStep) -> NativeKernels | None:

@@ -9,6 +9,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
+from twofold.blocks.residual_device import ResidualOnDevice
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class PostNorm(Block):
 
 
 @dataclass(frozen=True)
-class PostNormOnDevice:
+class PostNormOnDevice(ResidualOnDevice):
     norm: Tensor
     eps: float
     over: int

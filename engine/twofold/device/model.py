@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -26,7 +25,6 @@ from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import (
     I64,
     DeviceBatch,
-    DeviceBlock,
     DeviceKernels,
     DeviceMoe,
     DeviceState,
@@ -34,10 +32,11 @@ from twofold.blocks.device_step import (
     LookAheadRouter,
     normed,
 )
-from twofold.blocks.post_norm import PostNormOnDevice
+from twofold.blocks.residual_device import begun_residuals, joined, run_blocks
 from twofold.blocks.rope import axes_of_pairs, rope_tables
 from twofold.device.adapters.matrices import DeviceMatrices
 from twofold.device.adapters.step import AdaptedStep
+from twofold.models.config import ModelConfig
 from twofold.models.model_files import ModelFiles
 from twofold.weights.weight_format import WeightMatrix
 
@@ -141,10 +140,9 @@ class DeviceModel:
                 depends on the prompt's length.
         """
         self.config = config = files.config
-        if any(rope.kind == "dynamic" for rope, _ in config.rotations):
+        if (problem := _missing_on_device(config, kernels)) is not None:
             raise ModelLoadError(
-                f"{files.tensors.where}: dynamic RoPE scaling, which depends on the prompt's length, does not run on "
-                "a device; use --accelerator none"
+                f"{files.tensors.where}: {problem} does not run on a device; use --accelerator none"
             )
         self.device = device
         self._stages = (Stage(device, kernels), *others)
@@ -169,7 +167,7 @@ class DeviceModel:
                 for (block, weights), home in zip(files.blocks(), self._homes, strict=True)
             ]
             self._state_of = _owners_of_state(self._specs)
-            self._begun = sums_begun(self._blocks)
+            self._begun = begun_residuals(self._blocks)
             self._routers = [block for block in self._blocks if isinstance(block, LookAheadRouter)]
             self._final_norm = torch.from_numpy(config.head.norm(files.head)).to(device)
             tied = config.head.tied
@@ -267,7 +265,7 @@ class DeviceModel:
                     step,
                 )
             at = home
-        return self._moved(totals[0], 0)
+        return self._moved(joined(totals[0]), 0)
 
     def _stretches_of(self, num_deep: int) -> list[tuple[int, int, range]]:
         """(device, layer, blocks) of consecutive blocks on one device, cut before each of the layers 1 to `num_deep`,
@@ -325,25 +323,14 @@ class DeviceModel:
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def sums_begun(blocks: Sequence[DeviceBlock]) -> Counter[int]:
-    """Number of sums beside the residual stream that begin with each block, for the norms that are added later."""
-    return Counter(n - block.over for n, block in enumerate(blocks) if isinstance(block, PostNormOnDevice))
-
-
-def run_blocks(
-    blocks: Iterable[tuple[DeviceBlock, int, DeviceState]], totals: list[Tensor], step: DeviceStep
-) -> None:
-    """Compute blocks in order.
-
-    Args:
-        blocks: each with the number of sums that it begins, and its state.
-        totals: the residual stream, then sums that were begun beside it; in and out.
-    """
-    for block, num_begun, state in blocks:
-        hidden = totals[0]
-        totals += (torch.zeros_like(hidden) for _ in range(num_begun))
-        read = totals.pop() if isinstance(block, PostNormOnDevice) else hidden
-        block.forward(read, totals[-1], state, step)
+def _missing_on_device(config: ModelConfig, kernels: DeviceKernels) -> str | None:
+    """Part of the model that does not run with these kernels; None: all of it does."""
+    if any(rope.kind == "dynamic" for rope, _ in config.rotations):
+        return "dynamic RoPE scaling, which depends on the prompt's length,"
+    if kernels.native is None:  # plain torch
+        return None
+    found = (block.missing_in_device_kernels for layer in config.layers for block in layer)
+    return next((part for part in found if part is not None), None)
 
 
 def _owners_of_state(blocks: Sequence[Block]) -> list[int]:

@@ -16,7 +16,12 @@ from typing import Final
 import numpy as np
 
 from twofold.blocks import ops
+from twofold.blocks.attention.selection import Chosen, Window
 from twofold.blocks.block import ExpertBlock
+from twofold.blocks.gqa import Gqa
+from twofold.blocks.hyper_connection import HyperConnection
+from twofold.blocks.mla import Mla
+from twofold.blocks.post_norm import PostNorm
 from twofold.blocks.rope import rope_tables
 from twofold.experts.calibration import random_matrix
 from twofold.models.config import CacheDType
@@ -88,7 +93,18 @@ class LayerTimes:
         return list(kinds.values())
 
     def _dense_blocks(self, index: int) -> list[OpenBlock]:
-        return [part for part in self._files.layers[index] if not isinstance(part[0], ExpertBlock)]
+        """Blocks of a layer that run without its routed experts and without earlier layers."""
+        layer = self._files.layers[index]
+        found: list[OpenBlock | None] = []
+        for n, (block, weights) in enumerate(layer):
+            if isinstance(block, PostNorm | HyperConnection):
+                over = sum(each is not None for each in found[n - block.over :])
+                found.append((replace(block, over=over), weights) if over else None)
+            elif isinstance(block, Gqa | Mla):
+                found.append((_alone(block), weights))
+            else:
+                found.append(None if isinstance(block, ExpertBlock) else (block, weights))
+        return [each for each in found if each is not None]
 
     def _measured_us(self, decoder: ops.Decoder, index: int, step: StepPart) -> float:
         """Median time of the layer `index`; it is the only one of its cache."""
@@ -128,3 +144,11 @@ class LayerTimes:
         for rows in further:
             batch.add_rotation(*rows)
         return batch
+
+
+def _alone(attention: Gqa | Mla) -> Gqa | Mla:
+    """The block; one that reads positions which an earlier layer chose has a window of as many instead."""
+    select = attention.select
+    if not isinstance(select, Chosen) or select.chooser is not None:
+        return attention
+    return replace(attention, select=Window(select.most))

@@ -13,6 +13,7 @@ from typing import Final, Literal, cast, get_args
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape, ShapeOf
 from twofold.blocks.head import Embedding, Head
+from twofold.blocks.hyper_connection import HyperConnection
 from twofold.blocks.mtp_input import MtpInput
 from twofold.blocks.rope import RopeConfig
 
@@ -282,6 +283,12 @@ def expert_limits(layers: Iterable[Iterable[Block]]) -> tuple[float, ...]:
     blocks = (block for layer in layers for block in layer)
     limits = tuple(block.routed.limit for block in blocks if isinstance(block, ExpertBlock))
     return limits if any(limits) else ()
+
+
+def num_residual_streams(layers: Iterable[Iterable[Block]]) -> int:
+    """Hidden states of a token that the residual stream consists of between layers."""
+    blocks = (block for layer in layers for block in layer)
+    return max((each.mix.num_streams for each in blocks if isinstance(each, HyperConnection)), default=1)
 
 
 def has_bidirectional_pictures(layers: Iterable[Iterable[Block]]) -> bool:

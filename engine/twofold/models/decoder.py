@@ -1,8 +1,8 @@
 """`Decoder`: a family described by its differences from grouped-query attention and feed-forward layers or experts.
 
-A layer is (attention or the family's other mixer, feed-forward part), either followed by its post norm where the family
-has them. A feed-forward part is dense, or a router, shared experts and routed experts. The fields are in that order. A
-family of this kind is one entry of `families/decoders.py`, not a file.
+A layer is (attention or the family's other mixer, feed-forward part), either followed by the block that puts its output
+into the residual stream where it is not simply added. A feed-forward part is dense, or a router, shared experts and
+routed experts. The fields are in that order. A family of this kind is one entry of `families/decoders.py`, not a file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.block import Block
 from twofold.blocks.experts import RoutedExperts
+from twofold.blocks.residual import Residual
 from twofold.models.gguf_config import GgufMetadata, Score
 from twofold.models.keys import FromConfig, Settings
 from twofold.weights.json_file import Fields
@@ -120,11 +121,11 @@ class Decoder:
     """Key of the layers' RoPE bases, 0 of a layer without rotation; "": all have one base."""
     indexer: Rotation | None = None
     """Rotation of latent attention's indexer; None: it has none."""
+    indexer_parts: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Indexer` that config.json does not set."""
 
-    post_norms: tuple[tuple[str, str] | None, tuple[str, str] | None] = (None, None)
-    """(name, GGUF name) of the norm of attention's output, and of the feed-forward part's."""
-    norms_experts_alone: bool = False
-    """Whether dense feed-forward parts have no such norm."""
+    residual: Residual | Callable[[Fields], Residual] = field(default_factory=Residual)
+    """How outputs of both parts get into the residual stream, or how config.json says it."""
     dense: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `DenseFfn` that config.json does not set."""
     router: Mapping[str, Any] | None = field(default_factory=dict)

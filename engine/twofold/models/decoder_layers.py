@@ -16,6 +16,7 @@ from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.mla import Mla
 from twofold.blocks.post_norm import PostNorm
+from twofold.blocks.residual import ATTENTION, FEED_FORWARD
 from twofold.blocks.rope import RopeConfig, preserving_length
 from twofold.blocks.router import Router
 from twofold.blocks.shared_experts import SharedExperts
@@ -128,7 +129,8 @@ class _Layers:
         self.settings = settings
         self.fields = fields = settings.fields
         self.num_layers = config_json.num_layers_of(fields)
-        self.residual = fields.number("residual_multiplier", minimum=1e-6) if decoder.multipliers else 1.0
+        self.residual = decoder.residual(fields) if callable(decoder.residual) else decoder.residual
+        self.multiplier = fields.number("residual_multiplier", minimum=1e-6) if decoder.multipliers else 1.0
         self.attention: Callable[[int], Gqa | Mla]
         self.rotations: Rotations
         self.chosen: Chosen | None = None
@@ -156,7 +158,13 @@ class _Layers:
         """Blocks of layer `n`."""
         mixer = self.mixer if n in self.mixed else self.attention(n)
         feed_forward = (self.dense,) if n in self.without else self.mixture
-        return (*self._normed((mixer,), 0), *self._normed(feed_forward, 1))
+        last = self.residual.after_last() if n == self.num_layers - 1 else ()
+        return (*self._joined(mixer, feed_forward), *last)
+
+    def _joined(self, mixer: Block, feed_forward: tuple[Block, ...]) -> tuple[Block, ...]:
+        """A layer's parts, with what puts their outputs into the residual stream."""
+        around = self.residual.around
+        return (*around((mixer,), ATTENTION), *around(feed_forward, FEED_FORWARD))
 
     @property
     def predicting(self) -> tuple[Block, ...]:
@@ -165,7 +173,7 @@ class _Layers:
         attention = self.attention(self.num_layers - 1)
         if self.chosen is not None:
             attention = replace(attention, select=self.chosen)
-        return (*self._normed((attention,), 0), *self._normed(feed_forward, 1))
+        return self._joined(attention, feed_forward)
 
     @property
     def embedding_scale(self) -> float:
@@ -177,7 +185,7 @@ class _Layers:
         scaled = self._config_values({"scaled": self.decoder.scaled_embedding})["scaled"]
         scale = self.fields.integer("hidden_size") ** 0.5 if scaled else 1.0
         if self.decoder.multipliers:
-            scale = self.fields.number("embedding_multiplier", above=True) / self.residual
+            scale = self.fields.number("embedding_multiplier", above=True) / self.multiplier
         return scale
 
     def _config_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,19 +197,6 @@ class _Layers:
             return each.read(self.fields) if isinstance(each, FromConfig) else each
 
         return {name: value(each) for name, each in values.items()}
-
-    def _normed(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
-        """The blocks, and the norm of their sum if the family has one there."""
-        names, first = self.decoder.post_norms[part], blocks[0]
-        if names is None or not isinstance(first, Gqa | DenseFfn | Router):
-            return blocks
-        if self.decoder.norms_experts_alone and isinstance(first, DenseFfn):
-            return blocks
-        over = len(blocks)
-        return (
-            *blocks,
-            PostNorm(0, first.hidden_size, first.eps, *names, over=over, zero_centred=first.zero_centred),
-        )
 
     def _latent(self) -> tuple[Callable[[int], Mla], Rotations]:
         """Latent attention; YaRN's mscale is in its scale."""
@@ -227,7 +222,8 @@ class _Layers:
         attention = changed(attention, self._config_values(self.decoder.attention))
         if self.decoder.indexer is None:
             return lambda n: self.decoder.of_layer(self.settings, n, attention), [(rope, rope_dim)]
-        self.chosen = chosen = chosen_by_indexer(self.settings, attention, self.decoder.indexer)
+        parts = self._config_values(self.decoder.indexer_parts)
+        self.chosen = chosen = chosen_by_indexer(self.settings, attention, self.decoder.indexer, parts)
         if chosen is None:
             return lambda n: attention, [(rope, rope_dim)]
         shared = shared_layers(self.settings)
@@ -249,7 +245,7 @@ class _Layers:
             full = changed(full, {"scores": {"softcap": softcap or 0.0}})
         if decoder.multipliers:
             multiplier = fields.optional_number("attention_multiplier", above=True)
-            full = changed(full, {"eps": full.eps / self.residual**2, "scores": {"scale": multiplier}})
+            full = changed(full, {"eps": full.eps / self.multiplier**2, "scores": {"scale": multiplier}})
         windows = self._windows()
         rotations = [self._rotation(FULL if len(windows) < self.num_layers else SLIDING, full)]
         if full.norms.qk == "late":

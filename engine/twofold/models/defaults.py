@@ -21,6 +21,11 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "sliding_window": 1024, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "num_experts": 64,
         "num_experts_per_tok": 6, "num_shared_experts": 2, "routed_scaling_factor": 1.0, "layer_types": None,
     },
+    "aria_text": {
+        "vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "intermediate_size": 4096, "max_position_embeddings": 2048, "num_experts": 8, "num_experts_per_tok": 2,
+        "num_shared_experts": 2,
+    },
     "axk1": {
         "vocab_size": 163_840, "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 64,
         "num_key_value_heads": 64, "intermediate_size": 18_432, "first_k_dense_replace": 1,
@@ -28,6 +33,12 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "routed_scaling_factor": 2.5, "q_lora_rank": 1536, "moe_intermediate_size": 2048, "num_experts": 192,
         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
         "num_experts_per_tok": 8, "norm_topk_prob": True, "moe_layer_freq": 1, "mlp_layer_types": None,
+    },
+    "deepseek_ocr2_text": {
+        "vocab_size": 102_400, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "intermediate_size": 11_008, "max_position_embeddings": 2048, "num_experts": 64, "num_shared_experts": 2,
+        "routed_scaling_factor": 1.0, "n_group": None, "topk_group": None, "num_experts_per_tok": None,
+        "moe_intermediate_size": 1407, "mlp_layer_types": None,
     },
     "deepseek_v2": {
         "vocab_size": 102_400, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -197,6 +208,15 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "max_position_embeddings": 131_072, "rms_norm_eps": 1e-05, "rope_theta": 11_158_840.0,
         "first_k_dense_replace": 1, "num_shared_experts": 1, "routed_scaling_factor": 2.826, "num_experts": 192,
         "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "mlp_layer_types": None,
+    },
+    "hy_v4": {
+        "vocab_size": 120_832, "hidden_size": 2816, "num_hidden_layers": 34, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "intermediate_size": 6912, "moe_intermediate_size": 768,
+        "max_position_embeddings": 262_144, "rms_norm_eps": 1e-05, "num_experts": 256, "num_shared_experts": 1,
+        "num_experts_per_tok": 8, "routed_scaling_factor": 2.827, "norm_topk_prob": True, "n_group": 1,
+        "topk_group": 1, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+        "v_head_dim": 256, "index_topk": 2048, "index_n_heads": 16, "index_head_dim": 128, "mlp_layer_types": None,
+        "indexer_types": None,
     },
     "laguna": {
         "vocab_size": 100_352, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 48,

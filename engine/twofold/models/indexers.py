@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from twofold.blocks.attention.indexer import Indexer
@@ -15,7 +17,9 @@ from twofold.models.keys import Settings, of_gguf
 _KINDS: Final = {"F": "full", "S": "shared", "full": "full", "shared": "shared"}
 
 
-def chosen_by_indexer(settings: Settings, attention: Mla, rotation: Rotation) -> Chosen | None:
+def chosen_by_indexer(
+    settings: Settings, attention: Mla, rotation: Rotation, changes: Mapping[str, Any]
+) -> Chosen | None:
     """Selection of layers that have an indexer. None: the file has none, and the context ends at `index_topk`."""
     heads, most = settings.integer("index_n_heads"), settings.integer("index_topk")
     if heads == 0:
@@ -33,7 +37,7 @@ def chosen_by_indexer(settings: Settings, attention: Mla, rotation: Rotation) ->
         rank_eps=attention.latent_eps,
         rotation=rotation,
     )
-    return Chosen(most, indexer)
+    return Chosen(most, replace(indexer, **changes))
 
 
 def shared_layers(settings: Settings) -> set[int]:

@@ -19,6 +19,7 @@ _NEEDED: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm4_moe": {"head_dim": 128},
     "dots1": {"num_experts": 128, "num_experts_per_tok": 6},
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "deepseek_ocr2": {"text_config": {"num_experts_per_tok": 6}},
     "granitemoe_swa": {"num_hidden_layers": 32},
     "lfm2_moe": {"layer_types": ["full_attention" if n % 4 == 2 else "conv" for n in range(32)]},
     "gemma3_vision": {"text_config": {"num_hidden_layers": 26}},

@@ -119,6 +119,8 @@ FAMILIES: Final = (
         "",
         FamilyChat(("hermes",), ("ernie45",)),
     ),
+    Family("aria", ("AriaTextForCausalLM", "AriaForConditionalGeneration"), ""),
+    Family("deepseek_ocr2", ("DeepseekOcr2ForConditionalGeneration",), ""),
     Family("flex_olmo", ("FlexOlmoForCausalLM",), ""),
     Family("exaone_moe", ("ExaoneMoeForCausalLM",), "exaone-moe", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family("flint", ("FlintForCausalLM",), "", _QWEN3),
@@ -170,6 +172,7 @@ FAMILIES: Final = (
         FamilyChat(end_of_turn=("<|endofresponse|>",)),
     ),
     Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "glm-dsa", _GLM),
+    Family("hy_v4", ("HYV4ForCausalLM",), "", _HY),
     Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family(
         "mistral4",

@@ -9,7 +9,10 @@ from typing import Any, Final
 _SIGNS: Final = (
     ("norms with gates", ("gated_norm_rank",)),
     ("latents that layers share", ("kv_source_layers", "kv_sharing_modes")),
-    ("hyper-connections", ("hc_mult", "hyper_connection_rate", "hyper_connection.count")),
+    (
+        "hyper-connections that mix their streams",
+        ("hc_mult", "hyper_connection_rate", "hyper_connection.count"),
+    ),
     (
         "state-space layers (Mamba)",
         ("state_size", "ssm_state_size", "ssm_cfg", "mamba_d_state", "d_state", "ssm.state_size"),

@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold import _core
+from twofold.api.errors import ModelLoadError
 from twofold.api.media import MediaPart, deep_rows
 from twofold.blocks import ops
 from twofold.blocks.mtp_input import MtpInput
 from twofold.blocks.rope import rope_tables
-from twofold.models.config import ModelConfig
+from twofold.models.config import ModelConfig, num_residual_streams
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
 from twofold.step.adapter_rows import AdapterSteps
 from twofold.step.mtp_layer import MtpLayer
@@ -112,6 +113,11 @@ class LoadedModel:
             tapped_layers: layers before which `forward` copies the hidden states to `tapped`, ascending.
         """
         config = files.config
+        if tapped_layers and (num_streams := num_residual_streams(config.layers)) > 1:
+            raise ModelLoadError(
+                f"{files.tensors.where}: a draft head that reads hidden states between layers was given; the model has "
+                f"{num_streams} there for each token; choose another method in --speculative-config"
+            )
         self.config = config
         self.files = files
         self.moe_layers = list(config.moe_layers)

@@ -37,6 +37,8 @@ class ExpertKind:
         if self.activation == "swiglu_oai":
             gate = gate.clamp(max=limit)
             return (up + 1) * (gate * torch.sigmoid(1.702 * gate))
+        if self.activation == "silu_of_limited":
+            return silu(gate.clamp(max=limit)) * up
         if self.activation == "gelu_tanh":
             return gelu(gate, approximate="tanh").clamp(max=limit) * up
         return silu(gate).clamp(max=limit) * up

@@ -234,7 +234,7 @@ class WeightMatrix:
         return WeightMatrix(self.data[rows], self.format, self.columns, scales)
 
 
-Activation = Literal["silu", "swiglu_oai", "gelu_tanh"]
+Activation = Literal["silu", "swiglu_oai", "gelu_tanh", "silu_of_limited"]
 """Gate activation of a feed-forward (kernels/include/twofold/expert.h)."""
 
 ExpertWeights = tuple[WeightMatrix, WeightMatrix, WeightMatrix]

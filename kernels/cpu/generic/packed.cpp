@@ -184,10 +184,11 @@ struct StoredRow : OneRow {
 };
 
 constexpr KernelTable make_part() {
-  KernelTable part{.encode = {Encode<OneFloat>::f32, Encode<OneFloat>::bf16, Encode<OneFloat>::q8,
-                              Encode<OneFloat>::q8_token},
-                   .gated = {gated_rows<ExpertActivation::kSilu>, gated_rows<ExpertActivation::kSwigluOai>,
-                             gated_rows<ExpertActivation::kGeluTanh>}};
+  KernelTable part{
+      .encode = {Encode<OneFloat>::f32, Encode<OneFloat>::bf16, Encode<OneFloat>::q8,
+                 Encode<OneFloat>::q8_token},
+      .gated = {gated_rows<ExpertActivation::kSilu>, gated_rows<ExpertActivation::kSwigluOai>,
+                gated_rows<ExpertActivation::kGeluTanh>, gated_rows<ExpertActivation::kSiluOfLimited>}};
   for_each_format([&]<class Format>(Format) {
     FormatKernels& kernels = part.formats[static_cast<int>(kNumberOf<Format>)];
     if constexpr (is_per_channel<Format>) {

@@ -8,13 +8,15 @@
 
 namespace twofold::kernels {
 
-// A limit above 0 clamps up to both sides of it, and the gate from above: gpt-oss's before its activation, others after.
+// A limit above 0 clamps up to both sides of it, and the gate from above: before its activation where a line says so, else
+// after it.
 enum class ExpertActivation : uint8_t {
-  kSilu,       // silu(gate) * up
-  kSwigluOai,  // gpt-oss: gate * sigmoid(alpha * gate) * (up + 1)
-  kGeluTanh,   // gelu(gate) * up, its form with tanh
+  kSilu,           // silu(gate) * up
+  kSwigluOai,      // gpt-oss: gate * sigmoid(alpha * gate) * (up + 1), limited before
+  kGeluTanh,       // gelu(gate) * up, its form with tanh
+  kSiluOfLimited,  // silu(gate) * up, limited before
 };
-inline constexpr int kNumExpertActivations = 3;
+inline constexpr int kNumExpertActivations = 4;
 inline constexpr float kSwigluAlpha = 1.702f;
 // gelu(v) = v / 2 * (1 + tanh(z)) = v / (1 + exp(-2 z)), 2 z = v * (kGeluLinear + kGeluCubic * v^2).
 inline constexpr float kGeluLinear = 1.5957691216f, kGeluCubic = 0.0713548163f;
@@ -31,6 +33,10 @@ TWOFOLD_HD float gated(ExpertActivation activation, float limit, float gate, flo
     }
     case ExpertActivation::kGeluTanh:
       return at_most(gate / (1.0f + exp(-(gate * (gate * gate * kGeluCubic + kGeluLinear))))) * u;
+    case ExpertActivation::kSiluOfLimited: {
+      const float g = at_most(gate);
+      return g / (1.0f + exp(-g)) * u;
+    }
     default:
       return at_most(gate / (1.0f + exp(-gate))) * u;
   }
@@ -45,14 +51,14 @@ constexpr int64_t expert_bias_bytes(int64_t hidden, int64_t intermediate) {
 }
 
 inline constexpr const char* kExpertActivationNames[kNumExpertActivations] = {"silu", "swiglu_oai",
-                                                                              "gelu_tanh"};
+                                                                              "gelu_tanh", "silu_of_limited"};
 // Throws std::invalid_argument for a name that is none of these.
 inline ExpertActivation expert_activation_named(const std::string& name) {
   for (int i = 0; i < kNumExpertActivations; ++i) {
     if (name == kExpertActivationNames[i]) return static_cast<ExpertActivation>(i);
   }
   throw std::invalid_argument("activation of experts is \"" + name +
-                              "\"; expected silu, swiglu_oai or gelu_tanh");
+                              "\"; expected silu, swiglu_oai, gelu_tanh or silu_of_limited");
 }
 
 }  // namespace twofold::kernels

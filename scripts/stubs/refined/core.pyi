@@ -204,13 +204,14 @@ class Indexer:
         key_norm: _Part,
         query_norm: _Part = None,
         rotation: _Part = None,
+        rotates_last: bool = False,
         of_input: bool = False,
         block: int | None = None,
         local: int | None = None,
     ) -> None:
         """queries: of low-rank queries, or with of_input of the block's input. keys: one key; without `block`, also a
         weight per head, and a query has one list, else one per head, of blocks of so many positions, of which the last
-        `local` ones are always chosen."""
+        `local` ones are always chosen. rotates_last: the last elements of a head are rotated, not the first ones."""
 
 class Gqa:
     """Grouped-query attention, composed of parts."""
@@ -320,9 +321,9 @@ class Mla:
         key_norm: _Part = None,
         gate: _Part = None,
     ) -> None:
-        """project: queries or, with q_b, their low-rank part, then latent and shared key. k_b and v_b have a part per
-        head: [latent, nope_dim] and [value_dim, latent]. layer: index in the cache, where it has one plane of latent +
-        rope_dim elements. rotation, scale, select, scores: as for Gqa."""
+        """project: queries or, with q_b, their low-rank part, then latent and shared key, then gates. k_b and v_b have
+        a part per head: [latent, nope_dim] and [value_dim, latent]. layer: index in the cache, where it has one plane
+        of latent + rope_dim elements. rotation, scale, select, scores, gate: as for Gqa."""
 
 class RouterShape:
     """How a router turns logits into experts and weights: score, choice (by score and bias, within the best groups),
@@ -408,6 +409,44 @@ class LayerInput:
 
     def __init__(self, pool: ThreadPool, *, gate: PackedMatrix, projection: PackedMatrix, first: int) -> None:
         """first: where the layer's input begins in a row of the step's."""
+
+class HyperConnection:
+    """The `over` preceding blocks read a weighted sum of the residual streams and add to rows of zeros. Each stream
+    gets the result times a weight of its own."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        mix: PackedMatrix,
+        base: _F32,
+        scale: _F32,
+        num_streams: int,
+        eps: float,
+        offset: float,
+        magnitude: float,
+        over: int,
+    ) -> None:
+        """Weights of a token are sigmoid(scale * (mix . x) / rms(x) + base) + offset, x being its streams in a row.
+
+        mix: [2 num_streams, num_streams * hidden], for the sum, then for the output, whose weights are multiplied by
+        `magnitude`. base: a value per row. scale: [2]."""
+
+class StreamHead:
+    """Last block of a model with several residual streams: their weighted sum."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        mix: PackedMatrix,
+        base: _F32,
+        scale: _F32,
+        num_streams: int,
+        eps: float,
+        offset: float,
+    ) -> None:
+        """As for `HyperConnection`, with num_streams rows of `mix` and one scale."""
 
 class PostNorm:
     """The `over` preceding blocks add to rows of zeros; their norm is added to the residual, and all is scaled."""

@@ -22,6 +22,11 @@ inline GatedGradient gated_gradient(kernels::ExpertActivation activation, float 
     const float slope = s * (1.0f + kernels::kSwigluAlpha * g * (1.0f - s));
     return {limits && gate > limit ? 0.0f : (u + 1.0f) * slope, of_up * g * s};
   }
+  if (activation == ExpertActivation::kSiluOfLimited) {
+    const float g = limits ? std::fmin(gate, limit) : gate;
+    const float s = 1.0f / (1.0f + std::exp(-g));
+    return {limits && gate > limit ? 0.0f : u * s * (1.0f + g * (1.0f - s)), of_up * g * s};
+  }
   float z = gate, dz = 1.0f;  // the sigmoid's argument and its derivative
   if (activation == ExpertActivation::kGeluTanh) {
     z = gate * (gate * gate * kernels::kGeluCubic + kernels::kGeluLinear);

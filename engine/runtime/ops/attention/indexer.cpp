@@ -108,18 +108,20 @@ void Indexer::make_rows(const Rows& rows, const AttentionBatch& batch, const Sta
                         int page_size) const {
   const int T = batch.num_tokens(), D = parts_.head_dim;
   const int heads = rows.queries == nullptr ? 0 : parts_.num_heads;
+  const bool last = parts_.rotates_last && parts_.rotation.positions;
+  const int begin = last ? D - 2 * parts_.rotation.pairs(batch) : 0;
   const double elements = static_cast<double>(T) * D * (heads + 1);
   for_ranges(pool_, T, 1, work_us(8.0 * elements, 10.0 * elements), [&](int64_t first, int64_t count) {
     std::vector<float> turned(static_cast<size_t>(D));
     for (int t = static_cast<int>(first); t < first + count; ++t) {
       float* key = rows.keys + t * parts_.keys.rows();
       parts_.key_norm.in_place(table_, key, D);
-      parts_.rotation.in_place(table_, batch, t, key, turned.data());
+      parts_.rotation.in_place(table_, batch, t, key + begin, turned.data());
       store_row(table_, key, plane, batch.row(t, page_size));
       for (int h = 0; h < heads; ++h) {
         float* query = rows.queries + (int64_t{t} * heads + h) * D;
         parts_.query_norm.in_place(table_, query, D);
-        parts_.rotation.in_place(table_, batch, t, query, turned.data());
+        parts_.rotation.in_place(table_, batch, t, query + begin, turned.data());
       }
     }
   });

@@ -20,7 +20,8 @@ struct IndexerParts {
   bool of_input;       // the latter
   Projection keys;     // [head_dim, hidden]: the key; without blocks, a row per head follows: its weight
   Norm query_norm, key_norm;
-  Rotation rotation;  // rotates the first elements of a head
+  Rotation rotation;  // rotates the first elements of a head, or the last ones
+  bool rotates_last = false;
   int block =
       0;  // positions that are chosen together, for each head by itself; 0: positions are chosen one by one
   int local = 0;  // the last so many blocks are always chosen, the query's own included

@@ -146,7 +146,7 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
     float* values = pool_.scratch_floats(kHeadsScratch, count * width);
     linear_by_head(table_, pool_, {queries, query_floats, parts_.shape.cached(), first}, count, *parts_.v_b,
                    {values, width, parts_.shape.value});
-    gate(a, first, count, values);
+    if (parts_.gate) gate(a, first, count, values);
     parts_.out.add(table_, pool_, values, count, sum + static_cast<int64_t>(first) * hidden_size(), first);
     begin = end;
   }
@@ -217,16 +217,17 @@ void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int
   });
 }
 
-// Multiplies the heads' values of tokens from `first` on by their gates.
 void MlaAttention::gate(const float* a, int first, int count, float* values) const {
-  if (!parts_.gate) return;
-  const int64_t heads = parts_.shape.num_heads, width = parts_.project.rows();
-  const int D = parts_.shape.value;
-  const double elements = static_cast<double>(count * heads) * D;
-  for_ranges(pool_, count * heads, 1, work_us(8.0 * elements, 4.0 * elements), [&](int64_t at, int64_t n) {
-    for (int64_t i = at; i < at + n; ++i) {
-      const float* of_head = a + (first + i / heads + 1) * width - heads + i % heads;
-      parts_.gate.apply(table_, of_head, values + i * D, values + i * D, D);
+  const int heads = parts_.shape.num_heads, D = parts_.shape.value, rows = parts_.gate_rows() / heads;
+  const int64_t width = parts_.project.rows(), begin = width - parts_.gate_rows();
+  const double elements = static_cast<double>(count) * heads * D;
+  for_ranges(pool_, count, 1, work_us(12.0 * elements, 20.0 * elements), [&](int64_t from, int64_t n) {
+    for (int64_t t = from; t < from + n; ++t) {
+      const float* const gates = a + (first + t) * width + begin;
+      for (int h = 0; h < heads; ++h) {
+        float* const head = values + (t * heads + h) * D;
+        parts_.gate.apply(table_, gates + h * rows, head, head, D);
+      }
     }
   });
 }

@@ -34,7 +34,7 @@ struct MlaShape {
 // Nothing is owned but the chooser of the selection: the creator of the block keeps the arrays.
 struct MlaParts {
   MlaShape shape;
-  // [q rows + latent + rope, hidden]: queries or their low-rank part, latent, shared key; then a row per head, its gate
+  // [q rows + latent + rope + gate_rows, hidden]: queries or their low-rank part, latent, shared key, gates
   Projection project;
   Projection q_b;    // [heads * (nope + rope), q rows]; without a weight, the q rows are the queries
   Norm latent_norm;  // [latent]
@@ -44,8 +44,10 @@ struct MlaParts {
   const PackedMatrix *k_b, *v_b;  // one part of [latent, nope] and of [value, latent] per head
   Selection select;
   Scores scores;
-  OutputGate gate;  // by head
+  OutputGate gate;  // of heads * value elements, or one for each head
   Projection out;   // [hidden, heads * value]
+
+  int gate_rows() const { return !gate ? 0 : gate.by_head ? shape.num_heads : shape.num_heads * shape.value; }
 };
 
 // Its cache has one plane, `cached` wide, then those of the selection.
@@ -73,9 +75,9 @@ class MlaAttention {
   // Replaces the queries of tiles of tokens, the first of which is `first`, by the weighted latents.
   void attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size, int first,
               std::span<const AttentionTile> tiles, const Tiling& tiling) const;
+  // Multiplies heads' values of tokens from `first` on by their gates.
   void gate(const float* a, int first, int count, float* values) const;
-  int64_t gate_rows() const { return parts_.gate ? parts_.shape.num_heads : 0; }
-  int64_t q_rows() const { return parts_.project.rows() - gate_rows() - parts_.shape.cached(); }
+  int64_t q_rows() const { return parts_.project.rows() - parts_.shape.cached() - parts_.gate_rows(); }
 
   const kernels::KernelTable& table_;
   ThreadPool& pool_;

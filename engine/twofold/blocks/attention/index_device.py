@@ -29,6 +29,8 @@ class IndexNormsOnDevice:
     eps: float
     queries: Tensor | None = None
     """RMSNorm; None: queries have no norm."""
+    rotates_last: bool = False
+    """Whether the last elements are rotated, not the first ones."""
 
     def store(self, rows: Tensor, q: Tensor, kept: Tensor, step: DeviceStep, rotation: Rotation) -> Tensor:
         """Write normed and rotated keys to the cache; return normed and rotated queries.
@@ -42,6 +44,7 @@ class IndexNormsOnDevice:
 
         native, (cos, sin), dim = step.kernels.native, rotation.angles(step), q.shape[2]
         if native is not None:
+            assert not self.rotates_last, "device kernels rotate the first elements"
             of_batch = IndexRows(
                 keys=rows,
                 stride=rows.stride(0),
@@ -68,9 +71,10 @@ class IndexNormsOnDevice:
             key = functional.rms_norm(key, (dim,), self.keys, self.eps)
         if self.queries is not None:
             queries = functional.rms_norm(queries, (dim,), self.queries, self.eps)
-        slots, key = step.batch.slot_mapping, rotation.rotated_first(key, cos, sin)
+        slots, last = step.batch.slot_mapping, self.rotates_last
+        key = rotation.rotated_end(key, cos, sin, last=last)
         kept.view(-1, dim)[slots[slots >= 0]] = key[slots >= 0].to(kept.dtype)
-        return rotation.rotated_first(queries, cos[:, None], sin[:, None]).to(q.dtype)
+        return rotation.rotated_end(queries, cos[:, None], sin[:, None], last=last).to(q.dtype)
 
 
 @dataclass(frozen=True)

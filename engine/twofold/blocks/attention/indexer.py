@@ -21,8 +21,6 @@ from twofold.weights.tensor_spec import TensorSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-_KEY_EPS: Final = 1e-6
-"""Epsilon of the keys' LayerNorm; not in any configuration."""
 _PRODUCTS_AT_ONCE: Final = 1 << 24
 """Products of queries and keys that a device computes together for a prompt."""
 
@@ -45,7 +43,10 @@ class Indexer(Chooser):
     rank_eps: float
     """Epsilon of the norm of low-rank queries."""
     rotation: Rotation
-    """Rotates the first elements of queries and keys."""
+    """Rotates the first elements of queries and keys, or the last ones."""
+    rotates_last: bool = False
+    key_eps: float = 1e-6
+    """Epsilon of the keys' LayerNorm; most families state it nowhere."""
 
     def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
         heads, dim, of = self.num_heads, self.head_dim, names.matrix
@@ -80,7 +81,7 @@ class Indexer(Chooser):
         return Linear(("index_k", "index_weights"), "norm", self.eps)
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.Chooser:
-        norm = norm_part(weights.vector("index_norm"), _KEY_EPS) or {}
+        norm = norm_part(weights.vector("index_norm"), self.key_eps) or {}
         return ops.Indexer(
             pool,
             num_heads=self.num_heads,
@@ -89,6 +90,7 @@ class Indexer(Chooser):
             keys=self.keys.cpu(weights, pool, "indexer"),
             key_norm=norm | {"bias": weights.vector("index_norm_bias")},
             rotation=self.rotation.cpu(),
+            rotates_last=self.rotates_last,
         )
 
     def device(self, weights: DeviceWeights) -> IndexerOnDevice:
@@ -96,7 +98,12 @@ class Indexer(Chooser):
             self,
             queries=self.queries.device(weights),
             keys=self.keys.device(weights),
-            norms=IndexNormsOnDevice(weights.norm("index_norm"), weights.norm("index_norm_bias"), _KEY_EPS),
+            norms=IndexNormsOnDevice(
+                weights.norm("index_norm"),
+                weights.norm("index_norm_bias"),
+                self.key_eps,
+                rotates_last=self.rotates_last,
+            ),
         )
 
 

@@ -35,11 +35,14 @@ class Rotation:
         first, second = (x[..., 0::2], x[..., 1::2]) if self.neighbours else x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
-    def rotated_first(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [..., at least 2 * pairs], of which the first elements are rotated."""
+    def rotated_end(self, x: Tensor, cos: Tensor, sin: Tensor, *, last: bool = False) -> Tensor:
+        """x [..., at least 2 * pairs], of which the first elements are rotated, or the last ones."""
         import torch
 
         size = 2 * cos.shape[-1]
+        if last:
+            begin = x.shape[-1] - size
+            return torch.cat([x[..., :begin], self.rotated(x[..., begin:], cos, sin)], -1)
         return torch.cat([self.rotated(x[..., :size], cos, sin), x[..., size:]], -1)
 
 

@@ -23,12 +23,12 @@ from twofold import _core
 from twofold.blocks import ops
 from twofold.blocks.block import Block
 from twofold.blocks.device_step import DeviceBatch, DeviceBlock, DeviceState, DeviceStep, LookAheadRouter
-from twofold.blocks.post_norm import PostNormOnDevice
+from twofold.blocks.residual_device import ResidualOnDevice, begun_residuals, joined, run_blocks
 from twofold.blocks.rope import rope_tables
 from twofold.device.checks.experts import within
 from twofold.device.checks.running import Figures
 from twofold.device.device import Device
-from twofold.device.model import TorchWeights, run_blocks, sums_begun
+from twofold.device.model import TorchWeights
 from twofold.models.model_files import ModelFiles, OpenBlock
 from twofold.step.model import AttentionBatches, BatchMeta
 
@@ -100,7 +100,7 @@ def _units(blocks: Sequence[DeviceBlock]) -> Iterator[range]:
     for n, block in enumerate(blocks):
         if isinstance(block, LookAheadRouter):
             joined |= set(range(n + 1, len(blocks)))
-        if isinstance(block, PostNormOnDevice):
+        if isinstance(block, ResidualOnDevice):
             joined |= set(range(n - block.over + 1, n + 1))
     begins = [n for n in range(len(blocks)) if n not in joined]
     for begin, end in itertools.pairwise([*begins, len(blocks)]):
@@ -250,11 +250,13 @@ class _LayerCheck:
     ) -> F32:
         """Output rows, on the host. capture: runs the computation instead; gets it, its buffer and the input."""
         step, given = self._step(rows), given.to(self._device.torch_device)
-        hidden, begun = given.clone(), sums_begun(blocks)
+        hidden, begun = given.clone(), begun_residuals(blocks)
 
         def compute() -> None:
-            counts = (begun[n] for n in range(len(blocks)))
-            run_blocks(zip(blocks, counts, states, strict=True), [hidden], step)
+            totals = [hidden]
+            run_blocks(zip(blocks, begun, states, strict=True), totals, step)
+            if totals[0] is not hidden:  # several streams
+                hidden.copy_(joined(totals[0]))
 
         if capture is None:
             compute()

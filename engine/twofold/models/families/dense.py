@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from twofold.blocks.attention.norms import HeadNorms
+from twofold.blocks.residual import PostNorms
 from twofold.models.decoder import Decoder
 from twofold.models.families.grouped_query import HUNYUAN_NORMS, has_window
 from twofold.models.gguf_config import GgufMetadata
@@ -33,7 +34,7 @@ def _gemma3_gguf(metadata: GgufMetadata) -> dict[str, Any]:
 
 
 _GEMMA_FFN: Final = {"activation": "gelu_tanh", "zero_centred": True, "norm": "pre_feedforward_layernorm"}
-_GEMMA_NORMS: Final = (
+_GEMMA_NORMS: Final = PostNorms(
     ("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm"),
 )  # fmt: skip
 
@@ -89,7 +90,7 @@ DENSE: Final = {
         scaled_embedding=True,
         attention={"zero_centred": True},
         slides=lambda settings, layer: layer % 2 == 0,
-        post_norms=_GEMMA_NORMS,
+        residual=_GEMMA_NORMS,
         dense=_GEMMA_FFN,
         router=None,
     ),
@@ -104,7 +105,7 @@ DENSE: Final = {
         attention={"norms": HeadNorms(), "zero_centred": True},
         slides=lambda settings, layer: bool((layer + 1) % settings.fields.integer("sliding_window_pattern", 6)),
         local_theta=10_000.0,
-        post_norms=_GEMMA_NORMS,
+        residual=_GEMMA_NORMS,
         dense=_GEMMA_FFN,
         router=None,
         gguf=_gemma3_gguf,

@@ -15,6 +15,7 @@ from twofold.blocks.attention.selection import Window
 from twofold.blocks.biased_experts import BiasedExperts
 from twofold.blocks.block import changed
 from twofold.blocks.gqa import Gqa
+from twofold.blocks.residual import PostNorms
 from twofold.models.config_json import num_layers_of, rotary_share
 from twofold.models.decoder import Decoder, MtpLayer
 from twofold.models.families import grouped_query_gguf as gguf
@@ -277,7 +278,7 @@ GROUPED_QUERY: Final = {
         attention={"norms": HeadNorms(), "rotation": None, "gate": Gate("gate_proj")},
         windowed={"rotation": Rotation()},
         slides=lambda settings, layer: bool((layer + 1) % settings.fields.integer("global_attn_every_n_layers", 4)),
-        post_norms=(
+        residual=PostNorms(
             ("post_attention_layernorm", "post_attention_norm"), ("post_mlp_layernorm", "post_ffw_norm"),
         ),
         dense={"norm": "pre_mlp_layernorm"},
@@ -309,7 +310,7 @@ GROUPED_QUERY: Final = {
         "FlexOlmo: OLMoE's heads and router; norms after blocks instead of before them.",
         "flex_olmo",
         attention={"project": {"normed": False}, "norms": HeadNorms("flat")},
-        post_norms=(("post_attention_layernorm", ""), ("post_feedforward_layernorm", "")),
+        residual=PostNorms(("post_attention_layernorm", ""), ("post_feedforward_layernorm", "")),
         router={"norm": None},
         inner="intermediate_size",
     ),

@@ -10,9 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from twofold.blocks.attention.gate import Gate
 from twofold.blocks.attention.query_scale import QueryScale
 from twofold.blocks.attention.rotation import PAIRED, Rotation
+from twofold.blocks.hyper_connection import StreamMix
 from twofold.blocks.mla import Mla
+from twofold.blocks.residual import PostNorms, Streams
 from twofold.models.config_json import num_layers_of
 from twofold.models.decoder import Decoder, MtpLayer, TextPart
 from twofold.models.families.grouped_query import SIGMOID
@@ -25,7 +28,7 @@ _SIGMOID_SCORE: Final = 2
 _MLP_BIAS: Final[dict[str, tuple[object, ...]]] = {"mlp_bias": (False, None)}
 
 
-def _one_group(fields: Fields) -> dict[str, Any]:
+def one_group(fields: Fields) -> dict[str, Any]:
     """V2's groups count unless the choice is greedy."""
     # transformers and the published code disagree about the effect of normalising on V2's weights.
     if not fields.boolean("values_of_gguf", False):
@@ -102,6 +105,27 @@ def _mistral_gguf(metadata: GgufMetadata) -> dict[str, Any]:
     return settings | {"architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4"}
 
 
+def _hy_layers(fields: Fields) -> dict[str, Any]:
+    """HY-4's kinds of layers without lists: dense is the first, and three of four layers share positions."""
+    return _first_is_dense(fields) | {"index_topk_freq": 4}
+
+
+def _hy_streams(fields: Fields) -> Streams:
+    mix = StreamMix(
+        num_streams=fields.integer("hc_mult", 4, minimum=2),
+        hidden_size=fields.integer("hidden_size"),
+        eps=fields.number("rms_norm_eps", above=True),
+        offset=fields.number("hc_eps", 1e-6),
+    )
+    return Streams(mix, fields.number("hc_magnitude", 2.0))
+
+
+_HY_NAMES: Final = (
+    ("*.self_attn.learnable_sink_param", "*.self_attn.sinks"), ("*.self_attn.linear_gate.", "*.self_attn.gate_proj."),
+    ("*.hc_pre.hc_", "*.hc_"), ("*.hc_attn_layer.hc_", "*.attn_hc."), ("*.hc_mlp_layer.hc_", "*.ffn_hc."),
+    ("*.hc_head_", "*.hc_"),
+)  # fmt: skip
+
 _V3: Final = Decoder(
     "DeepSeek-V3 and Kimi-K2: latent attention, sigmoid router with groups, shared experts, dense "
     "layers at the beginning.",
@@ -129,7 +153,7 @@ LATENT: Final = {
                 "beginning.",
         model_type="deepseek_v2",
         only={"topk_method": ("greedy", "group_limited_greedy"), "scoring_func": ("softmax",), **_MLP_BIAS},
-        restated=_one_group,
+        restated=one_group,
         attention={},
         router={"group_score": "max"},
     ),
@@ -141,6 +165,24 @@ LATENT: Final = {
         indexer=PAIRED,
         gguf_whole=partial(_sparse_gguf, "GlmMoeDsaForCausalLM", "glm_moe_dsa"),
     ),
+    "hy_v4": replace(
+        _V32,
+        summary="Hunyuan 4 (HY-4): DeepSeek-V3.2's indexer, attention with gates and sinks, and several residual "
+                "streams joined by hyper-connections.",
+        model_type="hy_v4",
+        only=_MLP_BIAS,
+        restated=_hy_layers,
+        attention={
+            "rotation": Rotation(), "scores": {"sinks": True}, "gate": Gate("gate_proj"),
+        },
+        indexer_parts={"rotates_last": True, "key_eps": FromConfig("rms_norm_eps", 1e-5)},
+        residual=_hy_streams,
+        experts={"activation": "silu_of_limited", "limit": FromConfig("swiglu_limit", 10.0)},
+        mtp=None,
+        renamed=_HY_NAMES,
+        left_out=(("multi-token prediction", "model.mtp_layers.*"),),
+        gguf_whole=None,
+    ),
     "glm4_moe_lite": replace(
         _V3,
         summary="GLM-4.7-Flash: DeepSeek-V3's blocks under another name.",
@@ -151,8 +193,7 @@ LATENT: Final = {
         _V3,
         summary="A.X-K1: DeepSeek-V3 with a norm of the experts' output.",
         model_type="axk1",
-        post_norms=(None, ("post_mlp_layernorm", "")),
-        norms_experts_alone=True,
+        residual=PostNorms(feed_forward=("post_mlp_layernorm", ""), experts_alone=True),
         renamed=(("*.mlp.post_mlp_layernorm", "*.post_mlp_layernorm"),),
     ),
     "kimi_k25": replace(

@@ -13,6 +13,7 @@ from twofold.blocks.attention.rotation import Rotation
 from twofold.models.decoder import Axes, Decoder, TextPart
 from twofold.models.families.dense import DENSE
 from twofold.models.families.grouped_query import SIGMOID
+from twofold.models.families.latent import one_group
 
 MULTIMODAL: Final = {
     "qwen3_vl_moe": Decoder(
@@ -57,6 +58,37 @@ MULTIMODAL: Final = {
             experts_of_images=True,
         ),
         renamed=(("*.mlp.text_moe.", "*.mlp."), ("*.mlp.gate.moe_statics.", "*.mlp.moe_statics.")),
+    ),
+    "aria": Decoder(
+        "Aria, its text: Llama's attention, softmax over the chosen experts, shared experts in every layer.",
+        "aria_text",
+        only={"mlp_bias": (False, None)},
+        router={"score": "softmax_of_chosen", "renormalise": False, "gates": ("router",)},
+        inner="intermediate_size",
+        experts={
+            "fused": (
+                ("experts.gate_up_proj", "experts.down_proj"), ("experts.fc1.weight", "experts.fc2.weight"),
+            ),
+            "transposed": True,
+        },
+        text=TextPart(
+            (("language_model.model.", "model."), ("model.language_model.", "model."), ("language_model.", "")),
+            tuple(f"{at}{part}.*" for at in ("", "model.") for part in ("vision_tower", "multi_modal_projector")),
+        ),
+    ),
+    "deepseek_ocr2": Decoder(
+        "DeepSeek-OCR-2, its text: Llama's attention, DeepSeek-V2's router and shared experts.",
+        "deepseek_ocr2_text",
+        only={"topk_method": ("greedy", "group_limited_greedy"), "mlp_bias": (False, None)},
+        restated=one_group,
+        router={"group_score": "max"},
+        text=TextPart(
+            (("model.language_model.", "model."),),
+            (
+                "model.vision_tower.*", "model.multi_modal_projector.*", "model.view_separator",
+                *(f"model.{part}.*" for part in ("sam_model", "qwen2_model", "projector")), "model.view_seperator",
+            ),
+        ),
     ),
     "qwen3_omni_moe": Decoder(
         "Qwen3-Omni, the text part of its thinker: Qwen3-MoE; audio, vision, talker and codec are ignored.",
