@@ -13,7 +13,7 @@ from twofold.weights.weight_format import distinct_formats
 
 CLASSES: Final = (
     "attention", "gqa", "mla", "gated_delta", "short_convolution", "router", "experts", "shared_experts", "dense",
-    "ffn", "norm", "embedding", "head",
+    "ffn", "norm", "residual", "embedding", "head",
 )  # fmt: skip
 """Class names in rules: a block's kind (attention), or its type (gqa)."""
 
