@@ -13,6 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
+from twofold.api.errors import ModelLoadError
 from twofold.api.types import SamplingParams
 from twofold.device.runner import DeviceRunner
 from twofold.engine import Engine
@@ -22,7 +23,7 @@ from twofold.weights.weight_format import FORMATS as LAYOUTS
 
 from tests.device.runner_runs import Lost, found_device, make_cpu_runner, make_runner, scripted
 from tests.engine.model_runs import random_prompt
-from tests.tiny_models.kernel_sizes import FORMATS, MODELS, QWEN
+from tests.tiny_models.kernel_sizes import FORMATS, MODELS, ON_CPUS_ALONE, QWEN
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import write_tiny_model
 from tests.weights.scheme_cases import MODEL, write_by_expert
@@ -49,7 +50,14 @@ def check_answers(simt: ModuleType, path: Path, graphs: bool, *, has_experts: bo
 
 
 def test_every_family_is_here() -> None:
-    assert {family.module for family in FAMILIES} <= {name.split("-")[0] for name in MODELS}
+    assert {family.module for family in FAMILIES} - ON_CPUS_ALONE <= {name.split("-")[0] for name in MODELS}
+
+
+@pytest.mark.parametrize("model", sorted(ON_CPUS_ALONE))
+def test_a_family_without_kernels_is_refused(simt: ModuleType, tmp_path: Path, model: str) -> None:
+    path = write_tiny_model(tmp_path, EXAMPLES[model])
+    with pytest.raises(ModelLoadError, match="does not run on a device; use --accelerator none"):
+        make_runner(simt, path, slots=9)
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graph", "eager"])
