@@ -10,6 +10,8 @@ from typing import Any, Final
 from twofold.api.errors import ConfigError
 from twofold.api.settings import setting
 
+MAX_PICTURE_BYTES: Final = 64 * 1024 * 1024
+"""Largest picture file."""
 _MEDIA: Final = ("image", "video", "audio")
 _DEFAULT_LIMIT: Final = 32
 

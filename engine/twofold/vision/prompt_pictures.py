@@ -35,11 +35,10 @@ class PromptPictures:
         """Stands for a picture in the messages until the template is rendered. No message can contain it."""
         return f"[{self._nonce}:{number}]"
 
-    def encode(self, data: bytes, where: str, *, low_detail: bool = False) -> float:
-        """Encode the next picture; returns the seconds that took. Raises as `PictureService.encode`."""
-        made, seconds = self._service.encode(data, where, low_detail=low_detail)
+    def encode(self, data: bytes, where: str, *, low_detail: bool = False) -> None:
+        """Encode the next picture. Raises as `PictureService.encode`."""
+        made, _ = self._service.encode(data, where, low_detail=low_detail)
         self.encoded.append(made)
-        return seconds
 
     def written(self, template: PictureTemplate) -> Mapping[str, str]:
         """What stands for each picture in the rendered prompt, by its stand-in."""

@@ -20,9 +20,10 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from twofold.api.config import ServerConfig
 from twofold.api.errors import RequestError
+from twofold.api.picture_config import MAX_PICTURE_BYTES
 from twofold.api.regular_file import read_regular
 
-MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_BYTES: Final = MAX_PICTURE_BYTES
 """Largest encoded picture."""
 _TIMEOUT_S: Final = 20.0
 """Time limit of a fetch, redirects and body included."""

@@ -7,10 +7,11 @@ import itertools
 import mimetypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twofold.api.errors import ConfigError
 from twofold.api.media import PromptMedia
+from twofold.api.picture_config import MAX_PICTURE_BYTES
 from twofold.api.regular_file import read_regular
 from twofold.text.conversation.arranging import rendered
 from twofold.text.conversation.content import with_pictures
@@ -18,8 +19,6 @@ from twofold.vision.prompt_pictures import PromptPictures
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
-
-_MAX_BYTES: Final = 64 * 1024 * 1024
 
 
 class RenderedPrompt(NamedTuple):
@@ -33,11 +32,13 @@ class RenderedPrompt(NamedTuple):
 def picture_part(path: Path) -> dict[str, Any]:
     """A picture file as a part of a message, as OpenAI's API has it. Raises ConfigError if it cannot be read."""
     try:
-        data, size = read_regular(path, _MAX_BYTES)
+        data, size = read_regular(path, MAX_PICTURE_BYTES)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if size > _MAX_BYTES:
-        raise ConfigError(f"{path} has {size:,} bytes; at most {_MAX_BYTES:,} were expected of a picture")
+    if size > MAX_PICTURE_BYTES:
+        raise ConfigError(
+            f"{path} has {size:,} bytes; at most {MAX_PICTURE_BYTES:,} were expected of a picture"
+        )
     kind = mimetypes.guess_type(path.name)[0] or "image/png"
     return {
         "type": "image_url",
