@@ -215,7 +215,7 @@ class TinyFamily(TinyModel):
             theirs + name.removeprefix(ours) if name.startswith(ours) else name: values
             for name, values in found.items()
         }
-        return text | {self.row.vision_tensor: found[self.published("model.norm.weight")]}
+        return text | {self.row.vision_tensor: np.ones(self.hidden_size, np.float32)}
 
     def _experts_of_images(self, found: Mapping[str, F32]) -> dict[str, F32]:
         """ERNIE-4.5-VL's experts of images, after those of text, and their gate."""

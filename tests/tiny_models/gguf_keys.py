@@ -64,6 +64,7 @@ _SAYS_ALL: Final[dict[str, Callable[[Mapping[str, Any]], bool]]] = {
     "qwen3next": lambda settings: True,
     "qwen35moe": lambda settings: True,
     "qwen35": lambda settings: True,
+    "qwen4exp": lambda settings: settings["output_gate_type"] == "sigmoid",
     "lfm2moe": lambda settings: bool(settings["norm_topk_prob"]),
     "gemma4": lambda settings: "per_layer_config" not in settings,
     "gpt-oss": lambda settings: "layer_types" not in settings,
@@ -215,8 +216,20 @@ def _add_delta(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> Non
     writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
     writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
     writer.add_full_attention_interval(4)
-    if model.row.gguf in ("qwen35moe", "qwen35"):
+    if model.row.gguf in ("qwen35moe", "qwen35", "qwen4exp"):
         writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def _add_qwen4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:
+    """Keys by their text: the package does not know the architecture."""
+    _add_delta(model, writer, config)
+    ratios = [config["indexer_compress_ratio"] * ("linear" not in kind) for kind in config["layer_types"]]
+    writer.add_array("qwen4exp.attention.compress_ratios", ratios)
+    writer.add_uint32("qwen4exp.hyper_connection.count", config["hc_count"])
+    writer.add_uint32("qwen4exp.hyper_connection.low_rank", config["hc_lowrank"])
+    writer.add_indexer_head_count(config["indexer_n_heads"])
+    writer.add_indexer_key_length(config["indexer_head_dim"])
+    writer.add_indexer_top_k(config["indexer_budget"])
 
 
 def _add_gemma4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:
@@ -244,7 +257,7 @@ _OF_FAMILY: Final[dict[str, Callable[[TinyFamily, Any, Mapping[str, Any]], None]
     "mimo2": _add_mimo, "granitemoe": _add_granite, "granite_swa": _add_granite, "step35": _add_step,
     "laguna": lambda model, writer, config: writer.add_head_count(config["num_attention_heads_per_layer"]),
     "lfm2moe": _add_lfm2, "qwen3next": _add_delta, "qwen35moe": _add_delta, "qwen35": _add_delta, "gemma4": _add_gemma4,
-    "minimax-m2": _add_width,
+    "minimax-m2": _add_width, "qwen4exp": _add_qwen4,
     "ernie4_5-moe": lambda model, writer, config: writer.add_expert_shared_feed_forward_length(
         config["moe_num_shared_experts"] * model.moe_intermediate_size
     ),

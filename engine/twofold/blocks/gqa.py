@@ -126,7 +126,7 @@ class Gqa(ComposedBlock):
             ),
             BlockPart("rotate", settings=self.rotation),
             BlockPart("scale", settings=self.scale),
-            BlockPart("select", self.select.tensors(names, hidden), self.select),
+            BlockPart("select", self.select.tensors(found, names, hidden), self.select),
             BlockPart("attend", self.scores.tensors(names, heads.num), self.scores, self._per_position),
             BlockPart("gate", gate, self.gate),
             BlockPart("out", out),
@@ -153,6 +153,10 @@ class Gqa(ComposedBlock):
     @property
     def bidirectional_pictures(self) -> bool:
         return self.select.bidirectional
+
+    @property
+    def missing_in_device_kernels(self) -> str | None:
+        return self.select.missing_in_device_kernels
 
     @property
     def device_page_elements(self) -> int:

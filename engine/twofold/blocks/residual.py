@@ -53,16 +53,15 @@ class Streams(Residual):
     """Several streams, joined with each part by a hyper-connection."""
 
     mix: StreamMix
-    magnitude: float
-    attention: str = "attn_hc"
-    """Name of attention's hyper-connection."""
-    feed_forward: str = "ffn_hc"
-    head: str | None = "model.hc_head.hc_"
-    """Prefix of the names of what joins the streams after the last layer; None: their mean is read."""
+    attention: tuple[str, str] = ("attn_hc", "")
+    """(name, what GGUF names begin with) of attention's hyper-connection, within the layer."""
+    feed_forward: tuple[str, str] = ("ffn_hc", "")
+    head: tuple[str, str] | None = ("model.hc_head.hc_", "")
+    """Prefixes of the names of what reads the streams after the last layer; None: their mean is read."""
 
     def around(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
-        name = (self.attention, self.feed_forward)[part]
-        return (*blocks, HyperConnection(0, self.mix, name, self.magnitude, over=len(blocks)))
+        names = (self.attention, self.feed_forward)[part]
+        return (*blocks, HyperConnection(0, self.mix, *names, over=len(blocks)))
 
     def after_last(self) -> tuple[Block, ...]:
-        return () if self.head is None else (StreamHead(0, self.mix, self.head),)
+        return () if self.head is None else (StreamHead(0, self.mix, *self.head),)

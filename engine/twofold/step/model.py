@@ -5,7 +5,7 @@ The layers run in one native call (`ops.Decoder`). The executor passed in decide
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -51,6 +51,8 @@ class BatchMeta:
     """[T] further record that receives the state after each token, -1 for none; None: no draft is verified."""
     rotations: I32 | None = None
     """[axes, T] positions in rotary embedding where pictures have others; None: `positions`."""
+    block_rotations: Callable[[int], I32 | None] = lambda block: None
+    """The same of the positions at which the tokens' blocks of so many positions begin."""
     ends: I32 | None = None
     """[T] position after the last one that a token attends to in bidirectional layers; None: the one after its own."""
 
@@ -75,7 +77,11 @@ class AttentionBatches:
             cos, sin = rope.rows(positions, batch.prompt_lengths[batch.sequence_index])
             made = ops.AttentionBatch(positions, batch.sequence_index, batch.page_tables, cos, sin, records)
         for further in self._further_ropes:
-            made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
+            turned = batch.block_rotations(further.block) if further.block > 1 else None
+            if turned is not None:
+                made.add_rotation(*further.rows_by_axis(turned))
+            else:
+                made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
         if batch.kept_records is not None:
             made.keep_records(batch.kept_records)
         if batch.ends is not None:

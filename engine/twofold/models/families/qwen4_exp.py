@@ -1,0 +1,118 @@
+"""Qwen3.8-Flash-Next (`qwen4_exp`). Reference: transformers `models/qwen4_exp`.
+
+Gated delta nets and gated attention as in Qwen3.5, over several residual streams instead of norms. An indexer chooses
+the positions that attention reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from twofold.blocks.attention.gate import Gate
+from twofold.blocks.attention.pooled_indexer import PooledIndexer
+from twofold.blocks.attention.rotation import Rotation
+from twofold.blocks.attention.selection import Chosen
+from twofold.blocks.gated_delta import GatedDelta
+from twofold.blocks.gqa import Gqa
+from twofold.blocks.residual import Streams
+from twofold.blocks.stream_mixes import GatedStreams
+from twofold.models.decoder import FULL
+from twofold.models.families.recurrent import DELTA, QWEN3_5_MOE, qwen_gguf, read_delta
+from twofold.models.gguf_config import GgufMetadata
+from twofold.models.keys import Settings
+from twofold.weights.json_file import Fields
+
+_POOLS: Final = "indexer_compress_ratio"
+_INDEXED: Final = "indexed_attention"
+
+
+def _restated(fields: Fields) -> dict[str, Any]:
+    """transformers writes another name for layers with an indexer than published files do."""
+    kinds = fields.data.get("layer_types")
+    if not isinstance(kinds, list):
+        return {}
+    return {"layer_types": [FULL if kind == _INDEXED else kind for kind in kinds]}
+
+
+def _read_delta(fields: Fields) -> GatedDelta:
+    kind = fields.text("output_gate_type", fields.text("hidden_act", "silu"))
+    if kind not in ("sigmoid", "silu"):
+        raise fields.error("output_gate_type", kind, "'sigmoid' or 'silu'")
+    gate = Gate("z", activation="sigmoid" if kind == "sigmoid" else "silu")
+    return replace(read_delta(fields), normed=False, gate=gate)
+
+
+def _choosing(settings: Settings, layer: int, attention: Gqa) -> Gqa:
+    """The attention with its indexer."""
+    fields = settings.fields
+    fields.only("indexer_kv_heads", 1)
+    pool, budget = fields.integer(_POOLS), fields.integer("indexer_budget")
+    if budget % pool:
+        raise fields.error("indexer_budget", budget, f"a multiple of {_POOLS}, which is {pool}")
+    indexer = PooledIndexer(
+        num_heads=fields.integer("indexer_n_heads"),
+        head_dim=fields.integer("indexer_head_dim"),
+        pool=pool,
+        most_pools=budget // pool,
+        eps=attention.eps,
+        rotation=attention.rotation or Rotation(),
+        pool_rotation=Rotation(index=1),
+    )
+    return replace(attention, select=Chosen(indexer.most, indexer))
+
+
+def _streams(fields: Fields) -> Streams:
+    mix = GatedStreams(
+        num_streams=fields.integer("hc_count", minimum=2),
+        hidden_size=fields.integer("hidden_size"),
+        rank=fields.integer("hc_lowrank"),
+        eps=fields.number("rms_norm_eps", above=True),
+        zero_centred=not fields.boolean("values_of_gguf", False),
+    )
+    return Streams(
+        mix,
+        attention=("attn_hyper_connection", "hc_attn_"),
+        feed_forward=("mlp_hyper_connection", "hc_ffn_"),
+        head=("model.hyper_connection_mixer.", "output_hc_"),
+    )
+
+
+def _gguf(metadata: GgufMetadata) -> dict[str, Any]:
+    """Layers with an indexer are those with a compression ratio."""
+    fields = metadata.fields
+    ratios = {ratio for ratio in metadata.of_layers("attention.compress_ratios") if ratio}
+    if len(ratios) != 1:
+        raise fields.error("attention.compress_ratios", sorted(ratios), "one number above 0")
+    return qwen_gguf(metadata) | {
+        "tiled_value_heads": True,
+        "output_gate_type": "sigmoid",
+        "hc_count": fields.integer("hyper_connection.count"),
+        "hc_lowrank": fields.integer("hyper_connection.low_rank"),
+        "indexer_n_heads": fields.integer("attention.indexer.head_count"),
+        "indexer_head_dim": fields.integer("attention.indexer.key_length"),
+        "indexer_budget": fields.integer("attention.indexer.top_k"),
+        _POOLS: ratios.pop(),
+    }
+
+
+QWEN4_EXP: Final = {
+    "qwen4_exp": replace(
+        QWEN3_5_MOE,
+        summary="Qwen3.8-Flash-Next: Qwen3.5's blocks over several residual streams, with an indexer that chooses "
+                "pools of positions.",
+        model_type="qwen4_exp_text",
+        only={},
+        restated=_restated,
+        mixer=replace(DELTA, read=_read_delta),
+        attention=QWEN3_5_MOE.attention | {"project": {"normed": False}},
+        of_layer=_choosing,
+        pools=_POOLS,
+        residual=_streams,
+        router={"norm": None},
+        final_norm=False,
+        mtp=None,
+        left_out=(("multi-token prediction", "mtp.*"),),
+        gguf_whole=_gguf,
+    ),
+}  # fmt: skip
