@@ -224,6 +224,7 @@ def _add_qwen4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> Non
     """Keys by their text: the package does not know the architecture."""
     _add_delta(model, writer, config)
     ratios = [config["indexer_compress_ratio"] * ("linear" not in kind) for kind in config["layer_types"]]
+    ratios += [0] * (model.num_gguf_layers - model.num_layers)  # llama.cpp's MTP layer attends to everything
     writer.add_array("qwen4exp.attention.compress_ratios", ratios)
     writer.add_uint32("qwen4exp.hyper_connection.count", config["hc_count"])
     writer.add_uint32("qwen4exp.hyper_connection.low_rank", config["hc_lowrank"])

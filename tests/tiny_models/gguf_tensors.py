@@ -105,6 +105,8 @@ def _converted(model: TinyModel, part: ModelPart, values: dict[str, F32]) -> dic
     if "index_qk" in values:
         norm = len(values["index_k_norm"])
         values["index_q"], values["index_k"] = values["index_qk"][:-norm], values["index_qk"][-norm:]
+    if "of_hidden" in values:  # MTP layer
+        values["projection"] = np.concatenate([values["of_embedding"], values["of_hidden"]], 1)
     if "gate_up" in values:  # shared experts
         values["gate"], values["up"] = np.split(values["gate_up"], 2)
     if isinstance(part, GatedDelta):

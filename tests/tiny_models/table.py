@@ -367,10 +367,10 @@ RECURRENT: Final = {
         "Qwen4ExpForCausalLM",
         Row("qwen4_exp_text", keys={"intermediate_size": ""}, outer="qwen4_exp",
             outer_class="Qwen4ExpForConditionalGeneration", has_small_vision=False,
-            stored={"": ("indexer.index_qk_proj",)}, gguf="qwen4exp", scores=""),
+            stored={"": ("indexer.index_qk_proj",)}, gguf="qwen4exp", gguf_stored=("nextn.eh_proj",), scores=""),
         nested=True, expert_layout="fused", num_layers=4, layer_types=linear_layers(4, 1, 3), hc_count=3, hc_lowrank=20,
         indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=32, indexer_budget=9, indexer_compress_ratio=3,
-        output_gate_type="sigmoid", **{key: value for key, value in _NEXT.items() if key != "has_mtp"},
+        output_gate_type="sigmoid", **_NEXT,
     ),
     "lfm2_moe": _of(
         "Lfm2MoeForCausalLM",

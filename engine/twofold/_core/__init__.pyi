@@ -734,9 +734,14 @@ class MtpInput(Block):
         *,
         embedding_norm: _F32,
         hidden_norm: _F32,
-        projection: PackedMatrix,
         eps: float,
-    ) -> None: ...
+        projection: PackedMatrix = ...,
+        of_embedding: PackedMatrix = ...,
+        of_hidden: PackedMatrix = ...,
+        num_streams: int | None = None,
+    ) -> None:
+        """projection: of both in a row; or one of the embedding, one of the hidden state. hidden_norm: [streams *
+        hidden]."""
 
 class LayerInput(Block):
     """Adds projection . (gelu(gate . hidden) * input), the input being a part of the step's `layer_inputs`."""
@@ -820,9 +825,12 @@ class Decoder:
         previous: _F32 | None = None,
         layer_inputs: _F32 | None = None,
     ) -> None:
-        """experts: None if no block has any. previous: normed hidden states that a `MtpInput` reads.
+        """experts: None if no block has any. previous: [T, streams * hidden], normed hidden states, or streams, that a
+        `MtpInput` reads.
 
         layer_inputs: result of `LayerInputs.forward` for the batch's tokens, which a `LayerInput` reads."""
+    streams: Final[_F32]
+    "Several streams of the last forward pass, f32 [T, streams * hidden size]."
 
 def measure_ceilings(
     pool: ThreadPool, *, level: str | None = None, read_bytes: int = 536870912, round_s: float = 0.01

@@ -155,10 +155,6 @@ class Gqa(ComposedBlock):
         return self.select.bidirectional
 
     @property
-    def missing_in_device_kernels(self) -> str | None:
-        return self.select.missing_in_device_kernels
-
-    @property
     def device_page_elements(self) -> int:
         chooser = sum(planes * elements for planes, elements in self.select.planes)
         return self._device_row_elements + chooser if self.own_kv else 0

@@ -107,12 +107,13 @@ class StreamHead(Block):
 
     mix: StreamMix
     prefix: str
-    """Prefix of its names in Hugging Face checkpoints."""
+    """Prefix of its names in Hugging Face checkpoints, with {} for the layer."""
     gguf: str = ""
     """Prefix of its names in GGUF files."""
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
-        return self.mix.tensors(self.prefix, self.gguf, outputs=False)
+        hf, gguf = (each.format(self.layer) for each in (self.prefix, self.gguf))
+        return self.mix.tensors(hf, gguf, outputs=False)
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         return ops.StreamHead(pool, **self.mix.cpu(weights, pool, "head of the streams"))

@@ -143,7 +143,7 @@ class Mla(ComposedBlock):
     def missing_in_device_kernels(self) -> str | None:
         if self.scores.sinks:
             return "latent attention with sinks"
-        return self.select.missing_in_device_kernels
+        return super().missing_in_device_kernels
 
     @property
     def gate_rows(self) -> int:

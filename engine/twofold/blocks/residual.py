@@ -27,6 +27,10 @@ class Residual:
         """Blocks after the last layer's."""
         return ()
 
+    def after_predicting(self) -> tuple[Block, ...]:
+        """Blocks after those of a layer that predicts the token after the next one."""
+        return ()
+
 
 @dataclass(frozen=True)
 class PostNorms(Residual):
@@ -59,9 +63,15 @@ class Streams(Residual):
     head: tuple[str, str] | None = ("model.hc_head.hc_", "")
     """Prefixes of the names of what reads the streams after the last layer; None: their mean is read."""
 
+    predicting_head: tuple[str, str] | None = None
+    """The same after an MTP layer, with {} for the layer; None: there is none."""
+
     def around(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
         names = (self.attention, self.feed_forward)[part]
         return (*blocks, HyperConnection(0, self.mix, *names, over=len(blocks)))
 
     def after_last(self) -> tuple[Block, ...]:
         return () if self.head is None else (StreamHead(0, self.mix, *self.head),)
+
+    def after_predicting(self) -> tuple[Block, ...]:
+        return () if self.predicting_head is None else (StreamHead(0, self.mix, *self.predicting_head),)

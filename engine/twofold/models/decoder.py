@@ -55,6 +55,8 @@ class MtpLayer:
     """Its parts ("" is the layer itself) by their prefixes in checkpoints that name them otherwise."""
     pattern: str = ""
     """Pattern of all these tensors."""
+    apart: bool = False
+    """See `MtpInput`."""
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
         own_norm=mtp.own_norm,
         renamed=mtp.renamed,
         pattern=mtp.pattern,
+        apart=mtp.apart,
     )
 
 
@@ -176,7 +177,7 @@ class _Layers:
         attention = self.attention(self.num_layers - 1)
         if self.chosen is not None:
             attention = replace(attention, select=self.chosen)
-        return self._joined(attention, feed_forward)
+        return (*self._joined(attention, feed_forward), *self.residual.after_predicting())
 
     @property
     def embedding_scale(self) -> float:

@@ -23,7 +23,7 @@ from twofold.blocks.rope import rope_tables
 from twofold.models.config import ModelConfig, num_residual_streams
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
 from twofold.step.adapter_rows import AdapterSteps
-from twofold.step.mtp_layer import MtpLayer
+from twofold.step.mtp_layer import MtpLayer, states_of
 from twofold.weights.weight_format import ExpertWeights
 
 F32 = npt.NDArray[np.float32]
@@ -258,6 +258,10 @@ class LoadedModel:
         self.adapters.change_embeddings(token_ids, hidden)
         self.config.embedding.scale_rows(hidden)
         return hidden
+
+    def states(self, hidden: F32) -> F32:
+        """What the MTP layer reads of the newest `forward`, whose result is `hidden`."""
+        return states_of(self._decoder, self.lm_head, hidden)
 
     def final_states(self, hidden_rows: F32) -> F32:
         """Hidden states [R, hidden] after the last norm, of rows of forward's result."""

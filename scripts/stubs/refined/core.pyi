@@ -404,9 +404,14 @@ class MtpInput:
         *,
         embedding_norm: _F32,
         hidden_norm: _F32,
-        projection: PackedMatrix,
         eps: float,
-    ) -> None: ...
+        projection: PackedMatrix = ...,
+        of_embedding: PackedMatrix = ...,
+        of_hidden: PackedMatrix = ...,
+        num_streams: int | None = None,
+    ) -> None:
+        """projection: of both in a row; or one of the embedding, one of the hidden state. hidden_norm: [streams *
+        hidden]."""
 
 class LayerInput:
     """Adds projection . (gelu(gate . hidden) * input), the input being a part of the step's `layer_inputs`."""
@@ -478,9 +483,12 @@ class Decoder:
         """threads: pool threads per block; 0 or an empty list: all."""
 
     def forward(self, hidden: _F32, previous: _F32 | None, layer_inputs: _F32 | None):
-        """experts: None if no block has any. previous: normed hidden states that a `MtpInput` reads.
+        """experts: None if no block has any. previous: [T, streams * hidden], normed hidden states, or streams, that a
+        `MtpInput` reads.
 
         layer_inputs: result of `LayerInputs.forward` for the batch's tokens, which a `LayerInput` reads."""
+
+    streams: Final[_F32]
 
 class Embedding:
     def __init__(self, table: WeightMatrix): ...

@@ -17,7 +17,7 @@ from twofold.blocks.gated_delta import GatedDelta
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.residual import Streams
 from twofold.blocks.stream_mixes import GatedStreams
-from twofold.models.decoder import FULL
+from twofold.models.decoder import FULL, MtpLayer
 from twofold.models.families.recurrent import DELTA, QWEN3_5_MOE, qwen_gguf, read_delta
 from twofold.models.gguf_config import GgufMetadata
 from twofold.models.keys import Settings
@@ -25,6 +25,10 @@ from twofold.weights.json_file import Fields
 
 _POOLS: Final = "indexer_compress_ratio"
 _INDEXED: Final = "indexed_attention"
+_MTP: Final = {
+    "mtp.fc_embedding.": "fc_embedding.", "mtp.fc_hidden.": "fc_hidden.", "mtp.pre_fc_norm_embedding.": "enorm.",
+    "mtp.pre_fc_norm_hidden.": "hnorm.", "mtp.hyper_connection_mixer.": "hyper_connection_mixer.", "mtp.layers.0.": "",
+}  # fmt: skip
 
 
 def _restated(fields: Fields) -> dict[str, Any]:
@@ -75,6 +79,7 @@ def _streams(fields: Fields) -> Streams:
         attention=("attn_hyper_connection", "hc_attn_"),
         feed_forward=("mlp_hyper_connection", "hc_ffn_"),
         head=("model.hyper_connection_mixer.", "output_hc_"),
+        predicting_head=("model.layers.{}.hyper_connection_mixer.", "blk.{}.nextn.hc_head_"),
     )
 
 
@@ -111,8 +116,7 @@ QWEN4_EXP: Final = {
         residual=_streams,
         router={"norm": None},
         final_norm=False,
-        mtp=None,
-        left_out=(("multi-token prediction", "mtp.*"),),
+        mtp=MtpLayer(own_norm=False, unannounced=True, renamed=_MTP, pattern="mtp.*", apart=True),
         gguf_whole=_gguf,
     ),
 }  # fmt: skip
