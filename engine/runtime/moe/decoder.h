@@ -11,9 +11,9 @@ class ThreadPool;
 class Decoder {
  public:
   // Nothing is owned. threads, one entry per block: how many of the pool's threads it runs on; 0, or no list:
-  // all. Throws std::invalid_argument without blocks, for a block of another width, for a Residual over blocks
-  // that do not exist or that partly belong to another one, for blocks outside the Residuals of several streams,
-  // and for thread counts that the pool cannot be limited to.
+  // all. Throws std::invalid_argument without blocks, for a block of another width or number of streams, for a Residual
+  // over blocks that do not exist or that partly belong to another one, for blocks of one stream outside the Residuals of
+  // several, and for thread counts that the pool cannot be limited to.
   explicit Decoder(std::vector<Block*> blocks, ThreadPool* pool = nullptr, std::vector<int> threads = {});
 
   // hidden [tokens of the batch, hidden size] becomes the last block's output; the blocks' state for the tokens
@@ -34,6 +34,8 @@ class Decoder {
 
   void place_residuals();
   void check_streams() const;
+  // Whether the block itself reads and adds to several streams.
+  bool reads_streams(size_t block) const;
   void run(size_t block, const float* input, float* sum, StepState& step);
   void join_streams(float* hidden, StepState& step);
 

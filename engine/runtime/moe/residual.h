@@ -19,8 +19,6 @@ class Residual : public Block {
 
   int hidden_size() const override { return hidden_size_; }
   int over() const { return over_; }
-  // Streams, of a hidden state each, that the residual stream consists of.
-  virtual int num_streams() const { return 1; }
   // Input [T, hidden size] of its blocks from several streams [T, num_streams, hidden size]; one stream is read
   // as it is.
   virtual void read(const float* streams, float* input, int num_tokens);
@@ -94,7 +92,7 @@ class StreamHead final : public Block {
 
   void forward(const float* hidden, float* sum, StepState& step) override;
   int hidden_size() const override { return mix_.hidden_size(); }
-  int num_streams() const { return mix_.num_streams; }
+  int num_streams() const override { return mix_.num_streams; }
 
  private:
   const kernels::KernelTable& table_;

@@ -19,6 +19,10 @@ ATTENTION, FEED_FORWARD = range(2)
 class Residual:
     """Outputs are added to one stream."""
 
+    @property
+    def num_streams(self) -> int:
+        return 1
+
     def around(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
         """The blocks of a part, and what puts their output into the stream."""
         return blocks
@@ -59,6 +63,10 @@ class Streams(Residual):
     feed_forward: str = "ffn_hc"
     head: str | None = "model.hc_head.hc_"
     """Prefix of the names of what joins the streams after the last layer; None: their mean is read."""
+
+    @property
+    def num_streams(self) -> int:
+        return self.mix.num_streams
 
     def around(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
         name = (self.attention, self.feed_forward)[part]
