@@ -1,6 +1,6 @@
 """Rows per second of a table in a file, read cold from the disk, from the page cache and from the row cache.
 
-`python -m benchmarks.tables FOLDER` writes a table there and reads rows of it as prompts and decode steps would: 16 rows
+`python -m benchmarks.tables FOLDER` writes a table there and reads rows of it as prompts and decode steps do: 16 rows
 a token, of 160 bfloat16 values, as Qwen3.8-Flash-Next has them.
 """
 

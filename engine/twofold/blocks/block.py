@@ -220,8 +220,9 @@ def in_layer(blocks: Iterable[Block], layer: int) -> tuple[Block, ...]:
     found: list[Block] = []
     record_at = 0
     for block in blocks:
-        found.append(replace(block, layer=layer, record_at=record_at))
-        record_at += sum(kept.num_bytes for kept in block.state if isinstance(kept, Record))
+        own = sum(kept.num_bytes for kept in block.state if isinstance(kept, Record))
+        found.append(replace(block, layer=layer, record_at=record_at if own else 0))
+        record_at += own
     return tuple(found)
 
 
