@@ -158,6 +158,8 @@ class TinyFamily(TinyModel):
         if not self.nested:
             return text
         outer = {key: text.pop(key) for key in ("bos_token_id", "eos_token_id", "dtype")}
+        if self.settings.get("ple_layer_ids"):
+            text["eos_token_id"] = outer["eos_token_id"]
         outer |= {"architectures": [row.outer_class or text.pop("architectures")[0]], "model_type": row.outer}
         outer |= {"tie_word_embeddings": self.tie_word_embeddings, **row.outer_settings}
         text.pop("architectures", None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from twofold.blocks.ngram_input import NgramTables
+
 from tests.tiny_models.family import TinyFamily
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -64,7 +66,12 @@ _SAYS_ALL: Final[dict[str, Callable[[Mapping[str, Any]], bool]]] = {
     "qwen3next": lambda settings: True,
     "qwen35moe": lambda settings: True,
     "qwen35": lambda settings: True,
-    "qwen4exp": lambda settings: settings["output_gate_type"] == "sigmoid",
+    # Files have one table, and no seed.
+    "qwen4exp": lambda settings: (
+        settings["output_gate_type"] == "sigmoid"
+        and len(settings["ple_layer_ids"]) < 2
+        and settings.get("seed", 1234) == 1234
+    ),
     "lfm2moe": lambda settings: bool(settings["norm_topk_prob"]),
     "gemma4": lambda settings: "per_layer_config" not in settings,
     "gpt-oss": lambda settings: "layer_types" not in settings,
@@ -231,6 +238,21 @@ def _add_qwen4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> Non
     writer.add_indexer_head_count(config["indexer_n_heads"])
     writer.add_indexer_key_length(config["indexer_head_dim"])
     writer.add_indexer_top_k(config["indexer_budget"])
+    tables = model.parsed.embedding.layer_inputs
+    if not isinstance(tables, NgramTables):
+        return
+    hashes = tables.hashes[0]
+    writer.add_array("qwen4exp.ple.layers", list(tables.layers))
+    for key in ("ngram_size", "heads_per_ngram"):
+        writer.add_uint32(f"qwen4exp.ple.{key}", config[key])
+    writer.add_uint32("qwen4exp.ple.conv_kernel", config["ple_conv_kernel_size"])
+    writer.add_uint32("qwen4exp.ple.eos_token_id", hashes.end_token)
+    writer.add_embedding_length_per_layer_input(tables.columns)
+    arrays = {
+        "layer_multipliers": hashes.multipliers, "head_offsets": hashes.offsets, "head_vocab_sizes": hashes.sizes,
+    }  # fmt: skip
+    for key, values in arrays.items():
+        writer.add_array(f"qwen4exp.ple.{key}", list(values))
 
 
 def _add_gemma4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:

@@ -102,6 +102,9 @@ def _converted(model: TinyModel, part: ModelPart, values: dict[str, F32]) -> dic
         by_head = values["kv_b"].reshape(part.num_heads, -1, part.kv_lora_rank)
         keys, rest = np.split(by_head, [part.qk_nope_head_dim], axis=1)
         values |= {"k_b": np.ascontiguousarray(keys.swapaxes(1, 2)), "v_b": np.ascontiguousarray(rest)}
+    for role in [role for role in values if role.startswith("table ") and role.endswith(".0")]:
+        shards = [each for name, each in values.items() if name.startswith(role[:-1])]
+        values[role] = np.concatenate(shards)
     if "index_qk" in values:
         norm = len(values["index_k_norm"])
         values["index_q"], values["index_k"] = values["index_qk"][:-norm], values["index_qk"][-norm:]

@@ -14,6 +14,7 @@
 #include "moe/blocks.h"
 #include "moe/decoder.h"
 #include "moe/moe_executor.h"
+#include "moe/ngram_input.h"
 #include "ops/attention/attention_batch.h"
 #include "ops/bind_ops.h"
 #include "ops/state_cache.h"
@@ -115,6 +116,31 @@ std::shared_ptr<LayerInput> make_layer_input(BlockArguments given) {
       LayerInput(given.pool().kernels(), given.pool(), gate, projection, given.at_least(0, "first")));
 }
 
+std::shared_ptr<NgramInput> make_ngram_input(BlockArguments given) {
+  const PackedMatrix& key = given.packed("key", kAny, kAny);
+  const PackedMatrix& value = given.packed("value", kAny, key.columns());
+  if (key.rows() % value.rows() != 0) {
+    throw given.failure("key has " + std::to_string(key.rows()) + " rows; expected a multiple of value's " +
+                        std::to_string(value.rows()));
+  }
+  const TensorView conv = given.array("conv");
+  const float* taps = expect_f32(conv, given.where("conv").c_str(), {kAny, key.rows()});
+  if (conv.shape[0] < 1) throw given.failure("conv has no taps; expected at least 1");
+  const NgramInputParts parts{
+      .key = &key,
+      .value = &value,
+      .key_norm = given.vector("key_norm", key.rows()),
+      .query_norm = given.vector("query_norm", key.rows()),
+      .conv_norm = given.vector("conv_norm", key.rows()),
+      .conv = {taps, static_cast<int>(conv.shape[0]), static_cast<int>(key.rows()),
+               given.at_least(1, "dilation")},
+      .eps = given.value<float>("eps"),
+      .first = given.at_least(0, "first"),
+      .place = {given.value<int>("layer"), given.value<int64_t>("record_at", 0)},
+  };
+  return given.own(NgramInput(given.pool().kernels(), given.pool(), parts));
+}
+
 class __attribute__((visibility("hidden"))) BoundDecoder {
  public:
   BoundDecoder(const py::sequence& blocks, const PoolView* pool, std::vector<int> threads)
@@ -185,6 +211,8 @@ void bind_blocks(py::module_& m) {
                        &make_mtp_input);
   bind_block<LayerInput>(m, "LayerInput", "Adds the layer's own input, gated by the hidden state.",
                          &make_layer_input);
+  bind_block<NgramInput>(m, "NgramInput", "Adds gated embeddings of n-grams to every residual stream.",
+                         &make_ngram_input);
   bind_residuals(m);
   py::class_<BoundDecoder>(m, "Decoder", "The blocks of a model in one call.")
       .def(py::init<const py::sequence&, const PoolView*, std::vector<int>>(), py::arg("blocks"),

@@ -86,10 +86,11 @@ void Decoder::place_residuals() {
 
 // With several streams, every block reads and adds to all of them, or belongs to one Residual that does.
 void Decoder::check_streams() const {
-  for (const Block* block : blocks_) {
-    if (block->num_streams() == 1 || block->num_streams() == num_streams_) continue;
-    throw std::invalid_argument("Decoder: a block reads " + std::to_string(block->num_streams()) +
-                                " streams; the model has " + std::to_string(num_streams_));
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (!reads_streams(i) || blocks_[i]->num_streams() == num_streams_) continue;
+    throw std::invalid_argument("Decoder: block " + std::to_string(i) + " reads " +
+                                std::to_string(blocks_[i]->num_streams()) + " streams; the model has " +
+                                std::to_string(num_streams_));
   }
   if (num_streams_ == 1) return;
   const size_t last = blocks_.size() - (head_ == nullptr ? 0 : 1);

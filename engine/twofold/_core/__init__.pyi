@@ -450,22 +450,6 @@ class Embedding:
     def __init__(self, pool: ThreadPool, table: WeightMatrix) -> None: ...
     def forward(self, token_ids: _I32, out: _F32) -> None: ...
 
-class LayerInputs:
-    """Inputs of all layers, by a table of tokens and a projection of their embeddings."""
-
-    def __init__(
-        self,
-        pool: ThreadPool,
-        *,
-        table: WeightMatrix,
-        projection: PackedMatrix,
-        norm_weight: _F32,
-        eps: float,
-        table_scale: float,
-    ) -> None: ...
-    def forward(self, token_ids: _I32, hidden: _F32, out: _F32) -> None:
-        """hidden [T, hidden]: scaled embeddings; out [T, layers * size]."""
-
 class LmHead:
     """Final norm and output projection."""
 
@@ -489,6 +473,41 @@ class LmHead:
 
     def with_norm(self, norm_weight: _F32) -> LmHead:
         """The same matrix after another norm."""
+
+class RowTable:
+    """Rows of a table that stays in its file, cached up to a bound of bytes."""
+
+    def __init__(self, pool: ThreadPool, parts: Sequence[WeightMatrix], cache_bytes: int) -> None:
+        """parts: the table's rows in order; those that are not in a mapped file are read in place."""
+
+    def read(self, ids: _I64, out: _F32, first: int = 0) -> None:
+        """out[t, first:] becomes rows ids[t], one after the other. KernelError for one with a NaN or an infinity."""
+
+    def read_ahead(self, ids: _I64) -> None:
+        """Asks the system to read rows that are not cached. From any thread."""
+    rows: Final[int]
+    columns: Final[int]
+    bytes: Final[int]
+    cache_bytes: Final[int]
+    num_slots: Final[int]
+    num_reads: Final[int]
+    num_hits: Final[int]
+
+class LayerInputs:
+    """Inputs of all layers, by a table of tokens and a projection of their embeddings."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        table: RowTable,
+        projection: PackedMatrix,
+        norm_weight: _F32,
+        eps: float,
+        table_scale: float,
+    ) -> None: ...
+    def forward(self, token_ids: _I64, hidden: _F32, out: _F32) -> None:
+        """hidden [T, hidden]: scaled embeddings; out [T, layers * size]."""
 
 class Block:
     """Part of a layer: adds to the residual stream."""
@@ -608,9 +627,18 @@ class ShortConvolution(Block):
     """A gated short convolution; its record per sequence is the last taps - 1 inputs, float32."""
 
     def __init__(
-        self, pool: ThreadPool, *, layer: int, project: _Part, conv: _F32, conv_bias: _F32 | None, out: _Part
+        self,
+        pool: ThreadPool,
+        *,
+        layer: int,
+        project: _Part,
+        conv: _F32,
+        conv_bias: _F32 | None,
+        out: _Part,
+        record_at: int = 0,
     ) -> None:
-        """project: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]."""
+        """project: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]. record_at: byte of the
+        layer's records where the block's begins."""
 
 class GatedDelta(Block):
     """A gated delta net; it keeps a record per sequence."""
@@ -634,6 +662,7 @@ class GatedDelta(Block):
         tiled: bool,
         grouped: bool,
         grouped_gates: bool,
+        record_at: int = 0,
     ) -> None:
         """layer: index in the cache, where its records have `record_bytes`.
 
@@ -748,6 +777,30 @@ class LayerInput(Block):
 
     def __init__(self, pool: ThreadPool, *, gate: PackedMatrix, projection: PackedMatrix, first: int) -> None:
         """first: where the layer's input begins in a row of the step's."""
+
+class NgramInput(Block):
+    """Adds gated embeddings of n-grams, and a convolution of them, to every residual stream."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        key: PackedMatrix,
+        value: PackedMatrix,
+        key_norm: _F32,
+        query_norm: _F32,
+        conv_norm: _F32,
+        conv: _F32,
+        dilation: int,
+        eps: float,
+        first: int,
+        layer: int,
+        record_at: int = 0,
+    ) -> None:
+        """key: [streams * hidden, size], value: [hidden, size]. conv: [taps, streams * hidden], the oldest first.
+
+        first: where the layer's input begins in a row of the step's `layer_inputs`. record_at: byte of the layer's
+        records where the block's begins."""
 
 class PostNorm(Block):
     """The `over` preceding blocks add to rows of zeros; their norm is added to the residual, and all is scaled."""

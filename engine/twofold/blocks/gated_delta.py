@@ -161,6 +161,7 @@ class GatedDelta(ComposedBlock):
             grouped="qkvz" in weights,
             grouped_gates="ba" in weights,
             layer=self.layer,
+            record_at=self.record_at,
         )
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from twofold.blocks import ops
 from twofold.blocks.block import Cost, ModelPart
 from twofold.blocks.block_weights import F32, BlockWeights
-from twofold.blocks.layer_input import LayerInputs
+from twofold.blocks.table_inputs import TableInputs
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import WeightMatrix, source_row_bytes
 
@@ -33,8 +33,8 @@ class Embedding(ModelPart):
     """Whether the head uses the same matrix."""
     scale: float = 1.0
     """Factor applied to the rows before the first layer."""
-    layer_inputs: LayerInputs | None = None
-    """Further inputs, one for each layer; None: there are none."""
+    layer_inputs: TableInputs | None = None
+    """Further inputs of layers, from tables; None: there are none."""
 
     def problems(self) -> Iterator[str]:
         if self.layer_inputs is not None:
@@ -46,8 +46,13 @@ class Embedding(ModelPart):
         head = TensorSpec(HEAD[0], shape, "embedding", HEAD[1])
         if self.tied and found(head) and not found(table):  # a tied pair may be stored under either name
             table = head
-        further = {} if self.layer_inputs is None else self.layer_inputs.tensors()
+        further = {} if self.layer_inputs is None else self.layer_inputs.tensors(found)
         return {"table": table, **further}
+
+    def check(self, weights: BlockWeights) -> None:
+        super().check(weights)
+        if self.layer_inputs is not None:
+            self.layer_inputs.check(weights)
 
     def host_bytes(self, weights: BlockWeights) -> int:
         """Host bytes: pages of the file, 0 if the head has packed them; a copy if they are converted to another

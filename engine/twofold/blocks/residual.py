@@ -19,6 +19,10 @@ ATTENTION, FEED_FORWARD = range(2)
 class Residual:
     """Outputs are added to one stream."""
 
+    @property
+    def num_streams(self) -> int:
+        return 1
+
     def around(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
         """The blocks of a part, and what puts their output into the stream."""
         return blocks
@@ -65,6 +69,10 @@ class Streams(Residual):
 
     predicting_head: tuple[str, str] | None = None
     """The same after an MTP layer, with {} for the layer; None: there is none."""
+
+    @property
+    def num_streams(self) -> int:
+        return self.mix.num_streams
 
     def around(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
         names = (self.attention, self.feed_forward)[part]

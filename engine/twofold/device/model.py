@@ -241,8 +241,9 @@ class DeviceModel:
         step = self._step_at(0, batch, moe)
         if self._layer_inputs is not None:
             token_ids = batch.token_ids.clone() if batch.media else batch.token_ids
-            for part in batch.media:
-                token_ids[part.where] = self._layer_inputs.inputs.media_token
+            if (media_token := self._layer_inputs.inputs.media_token) is not None:
+                for part in batch.media:
+                    token_ids[part.where] = media_token
             step.layer_inputs = self._layer_inputs(token_ids, hidden)
         totals = [hidden]
         at = 0
@@ -331,6 +332,8 @@ def _missing_on_device(config: ModelConfig, kernels: DeviceKernels) -> str | Non
     """Part of the model that does not run with these kernels; None: all of it does."""
     if any(rope.kind == "dynamic" for rope, _ in config.rotations):
         return "dynamic RoPE scaling, which depends on the prompt's length,"
+    if (inputs := config.embedding.layer_inputs) is not None and inputs.missing_on_device is not None:
+        return inputs.missing_on_device
     if kernels.native is None:  # plain torch
         return None
     found = (block.missing_in_device_kernels for layer in config.layers for block in layer)

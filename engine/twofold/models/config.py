@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Literal, cast, get_args
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape, ShapeOf
+from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape, ShapeOf, in_layer
 from twofold.blocks.head import Embedding, Head
 from twofold.blocks.hyper_connection import HyperConnection
 from twofold.blocks.mtp_input import MtpInput
@@ -218,7 +218,7 @@ class ModelConfig:
             num_streams=num_residual_streams(self.layers),
             apart=apart,
         )
-        blocks = (begin, *(replace(block, layer=numbers[0]) for block in layer)) if layer else ()
+        blocks = (begin, *in_layer(layer, numbers[0])) if layer else ()
         prefixes = tuple((theirs, f"{first}.{ours}") for theirs, ours in renamed.items())
         left_out = (*whole, *([pattern] if pattern else []))
         found = MtpPart(blocks, left_out, unread=(*copies, *whole[2:]), renamed=prefixes)

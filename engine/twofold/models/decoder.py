@@ -128,6 +128,8 @@ class Decoder:
     indexer_parts: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Indexer` that config.json does not set."""
 
+    ngrams: bool = False
+    """Whether layers may begin with n-gram embeddings, see `models.ngrams`."""
     residual: Residual | Callable[[Fields], Residual] = field(default_factory=Residual)
     """How outputs of both parts get into the residual stream, or how config.json says it."""
     dense: Mapping[str, Any] = field(default_factory=dict)

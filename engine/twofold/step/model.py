@@ -28,6 +28,7 @@ from twofold.weights.weight_format import ExpertWeights
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 
@@ -55,6 +56,8 @@ class BatchMeta:
     """The same of the positions at which the tokens' blocks of so many positions begin."""
     ends: I32 | None = None
     """[T] position after the last one that a token attends to in bidirectional layers; None: the one after its own."""
+    ids: I64 | None = None
+    """[T, num_ids] see `TableInputs.num_ids`; None: each token's own, of which no layer needs more."""
 
 
 class AttentionBatches:
@@ -194,15 +197,18 @@ class LoadedModel:
         kv_cache: ops.StateCache,
         experts: _core.MoeExecutor,
         media: Sequence[MediaPart] = (),
+        ids: I64 | None = None,
     ) -> F32:
         """Hidden states [T, hidden] after the last layer. Writes the tokens' keys and values to `kv_cache`.
 
-        media: pictures' rows among the tokens.
+        media: pictures' rows among the tokens. ids: see `BatchMeta`, if `batch` is none.
         """
         hidden = self.embed(token_ids)
         for part in media:
             hidden[part.where] = part.rows
-        inputs = self._inputs_of_layers(token_ids, hidden, media)
+        if isinstance(batch, BatchMeta):
+            ids = batch.ids
+        inputs = self._inputs_of_layers(token_ids, ids, hidden, media)
         prepared = self.attention_batch(batch) if isinstance(batch, BatchMeta) else batch
         num_deep = max((part.num_deep for part in media), default=0)
         cuts = self._tapped_layers.union(range(1, num_deep + 1))
@@ -219,18 +225,33 @@ class LoadedModel:
                 decoder.forward(hidden, prepared, kv_cache, experts, layer_inputs=inputs)
         return hidden
 
-    def _inputs_of_layers(self, token_ids: I32, hidden: F32, media: Sequence[MediaPart]) -> F32 | None:
+    @property
+    def num_ids(self) -> int:
+        """Token ids that a token's inputs of layers depend on; 0: no layer has such inputs."""
+        inputs = self.config.embedding.layer_inputs
+        return 0 if inputs is None else inputs.num_ids
+
+    def read_ahead(self, ids: I64) -> None:
+        """Start reading table rows of tokens that a later step computes; ids [T, num_ids]."""
+        if self._layer_inputs is not None:
+            self._layer_inputs.read_ahead(ids)
+
+    def _inputs_of_layers(
+        self, token_ids: I32, ids: I64 | None, hidden: F32, media: Sequence[MediaPart]
+    ) -> F32 | None:
         """Inputs of the layers for tokens and their embeddings; None if layers have none of their own."""
         layer_inputs = self.config.embedding.layer_inputs
         if self._layer_inputs is None or layer_inputs is None:
             return None
-        if media:
-            token_ids = token_ids.copy()
+        if ids is None:
+            assert layer_inputs.num_ids == 1, "a batch without the tokens before its own"
+            ids = token_ids[:, None].astype(np.int64)
+        if (media_token := layer_inputs.media_token) is not None:
             for part in media:
-                token_ids[part.where] = layer_inputs.media_token
+                ids[part.where, 0] = media_token
         inputs = np.empty((len(token_ids), layer_inputs.width), np.float32)
         with nullcontext() if self._threads is None else self._limited(self._threads.embedding):
-            self._layer_inputs.forward(token_ids, hidden, inputs)
+            self._layer_inputs.forward(ids, hidden, inputs)
         return inputs
 
     def _stretches_of(self, cuts: frozenset[int]) -> list[tuple[int, ops.Decoder | None]]:

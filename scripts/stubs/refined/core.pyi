@@ -281,6 +281,7 @@ class GatedDelta:
         tiled: bool,
         grouped: bool,
         grouped_gates: bool,
+        record_at: int = 0,
     ) -> None:
         """layer: index in the cache, where its records have `record_bytes`.
 
@@ -297,9 +298,18 @@ class ShortConvolution:
     """A gated short convolution; its record per sequence is the last taps - 1 inputs, float32."""
 
     def __init__(
-        self, pool: ThreadPool, *, layer: int, project: _Part, conv: _F32, conv_bias: _F32 | None, out: _Part
+        self,
+        pool: ThreadPool,
+        *,
+        layer: int,
+        project: _Part,
+        conv: _F32,
+        conv_bias: _F32 | None,
+        out: _Part,
+        record_at: int = 0,
     ) -> None:
-        """project: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]."""
+        """project: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]. record_at: byte of the
+        layer's records where the block's begins."""
 
 class Mla:
     """Multi-head latent attention, absorbed."""
@@ -419,6 +429,30 @@ class LayerInput:
     def __init__(self, pool: ThreadPool, *, gate: PackedMatrix, projection: PackedMatrix, first: int) -> None:
         """first: where the layer's input begins in a row of the step's."""
 
+class NgramInput:
+    """Adds gated embeddings of n-grams, and a convolution of them, to every residual stream."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        key: PackedMatrix,
+        value: PackedMatrix,
+        key_norm: _F32,
+        query_norm: _F32,
+        conv_norm: _F32,
+        conv: _F32,
+        dilation: int,
+        eps: float,
+        first: int,
+        layer: int,
+        record_at: int = 0,
+    ) -> None:
+        """key: [streams * hidden, size], value: [hidden, size]. conv: [taps, streams * hidden], the oldest first.
+
+        first: where the layer's input begins in a row of the step's `layer_inputs`. record_at: byte of the layer's
+        records where the block's begins."""
+
 class HyperConnection:
     """The `over` preceding blocks read one hidden state of the residual streams and add to rows of zeros. Each stream
     gets the result times a weight of its own."""
@@ -494,11 +528,33 @@ class Embedding:
     def __init__(self, table: WeightMatrix): ...
     def forward(self, token_ids: _I32, out: _F32): ...
 
+class RowTable:
+    """Rows of a table that stays in its file, cached up to a bound of bytes."""
+
+    def __init__(self, parts: Sequence[WeightMatrix]):
+        """parts: the table's rows in order; those that are not in a mapped file are read in place."""
+
+    def read(self, ids: _I64, out: _F32):
+        """out[t, first:] becomes rows ids[t], one after the other. KernelError for one with a NaN or an infinity."""
+
+    def read_ahead(self, ids: _I64):
+        """Asks the system to read rows that are not cached. From any thread."""
+    bytes: Final[int]
+    """Bytes of the whole table."""
+    cache_bytes: Final[int]
+    """Most bytes of cached rows."""
+    num_slots: Final[int]
+    """Most rows that are cached."""
+    num_reads: Final[int]
+    """Rows read so far."""
+    num_hits: Final[int]
+    """Cache hits among `num_reads`."""
+
 class LayerInputs:
     """Inputs of all layers, by a table of tokens and a projection of their embeddings."""
 
-    def __init__(self, table: WeightMatrix, norm_weight: _F32): ...
-    def forward(self, token_ids: _I32, hidden: _F32, out: _F32):
+    def __init__(self, norm_weight: _F32): ...
+    def forward(self, token_ids: _I64, hidden: _F32, out: _F32):
         """hidden [T, hidden]: scaled embeddings; out [T, layers * size]."""
 
 class LmHead:
