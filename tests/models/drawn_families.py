@@ -260,9 +260,8 @@ def _qwen4(r: random.Random, model: TinyFamily) -> dict[str, Any]:
     return delta | {
         "ple_layer_ids": r.sample(linear, r.randint(0, min(2, len(linear)))), "ngram_size": ngram_size,
         "heads_per_ngram": heads, "ple_embed_dim": (ngram_size - 1) * heads * r.choice((4, 7)),
-        "ple_conv_kernel_size": r.randint(1, 4), "ngram_vocab_size_base": r.randint(20, 90),
+        "ple_conv_kernel_size": r.randint(2, 4), "ngram_vocab_size_base": r.randint(20, 90),
         "make_ngram_vocab_size_divisible_by": r.choice((1, 8)), "split_ngram_parts": r.choice((1, 3)),
-        "seed": r.randint(0, 2000),
         "layer_types": [kinds if kind == FULL else kind for kind in delta["layer_types"]],
         "hc_count": r.randint(2, 5), "hc_lowrank": r.randint(3, 40), "indexer_n_heads": r.randint(1, 5),
         "indexer_head_dim": model.head_dim + r.randint(0, 20), "indexer_compress_ratio": pool,

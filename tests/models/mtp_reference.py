@@ -92,6 +92,7 @@ class MtpReference:
             return cls(target, layer, tensors, 1e-6)
         for name, values in layer.model.hyper_connection_mixer.named_parameters():
             values.data = torch.from_numpy(weights[f"{own}hyper_connection_mixer.{name}"])
+        layer.model.config.ple_layer_ids = []
         return _OfStreams(target, layer, tensors, 1e-6)
 
     @torch.no_grad()

@@ -226,6 +226,8 @@ def test_a_wrong_corner_shows(tmp_path: Path, family: str, change: dict[str, Any
 def test_a_device_computes_the_same_within_bf16_rounding(tmp_path: Path, family: str, gguf: bool) -> None:
     """With the kernels in plain torch: two chunks, then decode steps. All experts are chosen: no tie decides."""
     model = replace(EXAMPLES[family].all_chosen(), dtype="bfloat16")
+    if family == "qwen4_exp":  # only the CPU reads rows of n-gram tables
+        model = model.changed(ple_layer_ids=[])
     if gguf:
         path = write_gguf(tmp_path / "model.gguf", model, type_of=lambda name: "BF16")
     else:

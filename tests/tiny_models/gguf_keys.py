@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import gguf
 from twofold.blocks.ngram_input import NgramTables
 
 from tests.tiny_models.family import TinyFamily
@@ -252,7 +253,8 @@ def _add_qwen4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> Non
         "layer_multipliers": hashes.multipliers, "head_offsets": hashes.offsets, "head_vocab_sizes": hashes.sizes,
     }  # fmt: skip
     for key, values in arrays.items():
-        writer.add_array(f"qwen4exp.ple.{key}", list(values))
+        kinds = gguf.GGUFValueType
+        writer.add_key_value(f"qwen4exp.ple.{key}", list(values), kinds.ARRAY, sub_type=kinds.UINT64)
 
 
 def _add_gemma4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:

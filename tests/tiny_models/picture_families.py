@@ -121,7 +121,9 @@ FAMILIES: Final[Mapping[str, PictureFamily]] = {
         {
             **_EXPERTS, **_HEADS, **_DELTA, "shared_expert_intermediate_size": 32, "hc_count": 2, "hc_lowrank": 16,
             "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 9,
-            "indexer_compress_ratio": 3, **_rope([1, 1, 0], partial_rotary_factor=0.25),
+            "indexer_compress_ratio": 3, **_rope([1, 1, 0], partial_rotary_factor=0.25), "eos_token_id": 2,
+            "ple_layer_ids": [1], "ple_embed_dim": 16, "ngram_size": 3, "heads_per_ngram": 2,
+            "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 2,
         },
         {},
     ),
