@@ -61,10 +61,10 @@ class Streams(Residual):
     """Several streams, joined with each part by a hyper-connection."""
 
     mix: StreamMix
-    attention: tuple[str, str] = ("attn_hc", "")
+    attention: tuple[str, str] = ("attn_hc", "hc_attn_")
     """(name, what GGUF names begin with) of attention's hyper-connection, within the layer."""
-    feed_forward: tuple[str, str] = ("ffn_hc", "")
-    head: tuple[str, str] | None = ("model.hc_head.hc_", "")
+    feed_forward: tuple[str, str] = ("ffn_hc", "hc_ffn_")
+    head: tuple[str, str] | None = ("model.hc_head.hc_", "output_hc_")
     """Prefixes of the names of what reads the streams after the last layer; None: their mean is read."""
 
     predicting_head: tuple[str, str] | None = None

@@ -33,13 +33,12 @@ class WeightedStreams:
     """Factor of the weights of the output."""
 
     def tensors(self, hf: str, gguf: str, *, outputs: bool) -> dict[str, TensorSpec]:
-        """Files of GGUF have no names for these tensors."""
         groups = 1 + outputs
         rows, columns = groups * self.num_streams, self.num_streams * self.hidden_size
         shapes = {"fn": (rows, columns), "base": (rows,), "scale": (groups,)}
         roles = {"fn": "mix"}
         return {
-            roles.get(name, name): TensorSpec(f"{hf}{name}", shape, "exact", "")
+            roles.get(name, name): TensorSpec(f"{hf}{name}", shape, "exact", f"{gguf}{name}.weight")
             for name, shape in shapes.items()
         }
 
