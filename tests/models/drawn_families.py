@@ -267,10 +267,11 @@ _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]
         "indexer_types": ["full", *(r.choice(("full", "shared")) for _ in range(model.num_layers - 1))],
     },
     "deepseek_ocr2": lambda r, model: {"topk_method": r.choice(("greedy", "group_limited_greedy"))},
-    "dots3_note": lambda r, model: _indexer(r, model) | {
+    "dots3_note": lambda r, model: (indexer := _indexer(r, model)) | {
         "swa_num_attention_heads": (heads := r.randint(1, 4)), "swa_num_key_value_heads": heads,
-        "swa_q_lora_rank": r.randint(5, 30), "swa_kv_lora_rank": r.randint(5, 40), "swa_v_head_dim": r.randint(3, 20),
-        "swa_head_dim": 16, "swa_qk_nope_head_dim": r.choice((8, 12, 14)),
+        "swa_q_lora_rank": r.choice((indexer["q_lora_rank"], r.randint(5, 30))),
+        "swa_kv_lora_rank": r.randint(5, 40), "swa_v_head_dim": r.randint(3, 20), "swa_head_dim": 16,
+        "swa_qk_nope_head_dim": 16 - r.choice((indexer["qk_rope_head_dim"], 8, 4, 2)),
         "shared_experts_intermediate_size": r.randint(5, 40), "swa_rope_theta": r.choice((1e3, 5e4)),
     },
     "minimax_m3": lambda r, model: {

@@ -101,6 +101,9 @@ def _converted(model: TinyModel, part: ModelPart, values: dict[str, F32]) -> dic
     if isinstance(part, Mla):
         by_head = values["kv_b"].reshape(part.num_heads, -1, part.kv_lora_rank)
         keys, rest = np.split(by_head, [part.qk_nope_head_dim], axis=1)
+        if part.latent_scale != 1.0 and part.q_lora_rank is not None:  # folded by converters (dots3-note)
+            values["latent_norm"] = values["latent_norm"] * np.float32(part.latent_scale)
+            values["q_norm"] = values["q_norm"] * np.float32((part.hidden_size / part.q_lora_rank) ** 0.5)
         values |= {"k_b": np.ascontiguousarray(keys.swapaxes(1, 2)), "v_b": np.ascontiguousarray(rest)}
     if "gate_up" in values:  # shared experts
         values["gate"], values["up"] = np.split(values["gate_up"], 2)

@@ -33,13 +33,13 @@ class StreamMix:
     offset: float
     """Added to the weights."""
 
-    def tensors(self, prefix: str, groups: int) -> dict[str, TensorSpec]:
-        """groups: weights of a stream. Files of GGUF have no names for these tensors."""
+    def tensors(self, prefix: str, gguf: str, groups: int) -> dict[str, TensorSpec]:
+        """prefix, gguf: of names in Hugging Face checkpoints and in GGUF files. groups: weights of a stream."""
         rows, columns = groups * self.num_streams, self.num_streams * self.hidden_size
         shapes = {"fn": (rows, columns), "base": (rows,), "scale": (groups,)}
         roles = {"fn": "mix"}
         return {
-            roles.get(name, name): TensorSpec(f"{prefix}{name}", shape, "exact", "")
+            roles.get(name, name): TensorSpec(f"{prefix}{name}", shape, "exact", f"{gguf}_{name}.weight")
             for name, shape in shapes.items()
         }
 
@@ -93,7 +93,8 @@ class HyperConnection(Block):
     """Number of preceding blocks covered."""
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
-        return self.mix.tensors(f"model.layers.{self.layer}.{self.name}.", 2)
+        part = self.name.removesuffix("_hc")
+        return self.mix.tensors(f"model.layers.{self.layer}.{self.name}.", f"blk.{self.layer}.hc_{part}", 2)
 
     @property
     def device_elements_per_token(self) -> int:
@@ -138,7 +139,7 @@ class StreamHead(Block):
     """Prefix of its names in Hugging Face checkpoints."""
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
-        return self.mix.tensors(self.prefix, 1)
+        return self.mix.tensors(self.prefix, "output_hc", 1)
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         return ops.StreamHead(pool, **self.mix.cpu(weights, pool, "head of the streams"))

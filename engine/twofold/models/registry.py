@@ -130,7 +130,7 @@ FAMILIES: Final = (
     Family(
         "minimax_m3",
         ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3VLForCausalLM"),
-        "",
+        "minimax-m3",
         FamilyChat(("minimax_m2",), ("minimax_m2",)),
     ),
     Family(
@@ -168,11 +168,11 @@ FAMILIES: Final = (
     Family(
         "dots3_note",
         ("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration"),
-        "",
+        "dots3note",
         FamilyChat(end_of_turn=("<|endofresponse|>",)),
     ),
     Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "glm-dsa", _GLM),
-    Family("hy_v4", ("HYV4ForCausalLM",), "", _HY),
+    Family("hy_v4", ("HYV4ForCausalLM",), "hy_v4", _HY),
     Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family(
         "mistral4",

@@ -48,8 +48,8 @@ class BlockIndexer(Chooser):
     def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
         heads, dim = self.num_heads, self.head_dim
         return {
-            "index_q": names.matrix("indexer.q_proj", "indexer.attn_q", heads * dim, hidden),
-            "index_k": names.matrix("indexer.k_proj", "indexer.attn_k", dim, hidden),
+            "index_q": names.matrix("indexer.q_proj", "indexer.q_proj", heads * dim, hidden),
+            "index_k": names.matrix("indexer.k_proj", "indexer.k_proj", dim, hidden),
             "index_q_norm": names.norm("indexer.q_norm", "indexer.q_norm", dim),
             "index_k_norm": names.norm("indexer.k_norm", "indexer.k_norm", dim),
         }

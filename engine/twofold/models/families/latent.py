@@ -94,6 +94,19 @@ def _sparse_gguf(architecture: str, model_type: str, metadata: GgufMetadata) -> 
     return _gguf(metadata) | known | indexer_of_gguf(metadata)
 
 
+def _hy_gguf(metadata: GgufMetadata) -> dict[str, Any]:
+    """The same of HY-4, with its streams. llama.cpp pairs neighbours where transformers rotates halves."""
+    fields = metadata.fields
+    dense = fields.integer("leading_dense_block_count", 0, minimum=0)
+    return _sparse_gguf("HYV4ForCausalLM", "hy_v4", metadata) | {
+        "hc_mult": fields.integer("hyper_connection.count", minimum=2),
+        "hc_eps": fields.number("hyper_connection.epsilon"),
+        "hc_magnitude": fields.number("hyper_connection.magnitude"),
+        "swiglu_limit": fields.number("swiglu_clamp_exp", 0.0),
+        "mlp_layer_types": ["dense" if n < dense else "sparse" for n in range(metadata.num_layers)],
+    }
+
+
 def _mistral_gguf(metadata: GgufMetadata) -> dict[str, Any]:
     """The same of Mistral 4, with its temperature."""
     fields, settings = metadata.fields, _gguf(metadata)
@@ -181,7 +194,7 @@ LATENT: Final = {
         mtp=None,
         renamed=_HY_NAMES,
         left_out=(("multi-token prediction", "model.mtp_layers.*"),),
-        gguf_whole=None,
+        gguf_whole=_hy_gguf,
     ),
     "glm4_moe_lite": replace(
         _V3,
