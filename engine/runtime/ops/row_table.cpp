@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kWays = 8;           // slots of a set
 constexpr int64_t kRowsOfPass = 4096;  // rows that the disk is asked for at once
-constexpr double kReadUs = 2.0;        // of a row in the page cache
+constexpr double kReadUs = 2.0;        // time of a row that the page cache has
 
 // Spreads neighbouring rows over the sets.
 uint64_t mixed(int64_t row) {
