@@ -133,7 +133,7 @@ class Mla(ComposedBlock):
             BlockPart("absorb", {"k_b": k_b, "v_b": v_b} if by_head else {"kv_b": kv_b}),
             BlockPart("rotate", settings=self.rotation),
             BlockPart("scale", settings=self.scale),
-            BlockPart("select", self.select.tensors(names, hidden), self.select),
+            BlockPart("select", self.select.tensors(found, names, hidden), self.select),
             BlockPart("attend", self.scores.tensors(names, heads), self.scores, self._per_position),
             BlockPart("gate", settings=self.gate),
             BlockPart("out", out),
