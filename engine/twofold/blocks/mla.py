@@ -140,12 +140,6 @@ class Mla(ComposedBlock):
         )
 
     @property
-    def missing_in_device_kernels(self) -> str | None:
-        if self.scores.sinks:
-            return "latent attention with sinks"
-        return super().missing_in_device_kernels
-
-    @property
     def gate_rows(self) -> int:
         """Rows of the gate's projection, which are the last ones of `project`."""
         return 0 if self.gate is None else self.num_heads * self.gate.rows(self.v_head_dim)
@@ -423,6 +417,7 @@ class MlaOnDevice:
                 max_length=max_length,
                 rule=shape.scores.native,
                 select=shape.select.native,
+                sinks=self.sinks,
                 chosen=position_lists(chosen),
             )
             workspace, pages = native.workspace(num_bytes, absorbed.device), self._pages(kept)
