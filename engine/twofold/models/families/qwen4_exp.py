@@ -128,7 +128,7 @@ def _ngrams_of_gguf(metadata: GgufMetadata) -> dict[str, Any]:
         "make_ngram_vocab_size_divisible_by": table.shape[0],
         "split_ngram_parts": 1,
         "seed": _SEED,
-        "eos_token_id": [end, *filter(lambda token: token not in (None, end), [metadata.eos_token_id])],
+        "ple_eos_token_id": end,
     }
 
 
