@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import gguf
+from twofold.blocks.ngram_input import NgramTables
+
 from tests.tiny_models.family import TinyFamily
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -79,6 +82,12 @@ _SAYS_ALL: Final[dict[str, Callable[[Mapping[str, Any]], bool]]] = {
     "qwen3next": lambda settings: True,
     "qwen35moe": lambda settings: True,
     "qwen35": lambda settings: True,
+    # Files have one table, and no seed.
+    "qwen4exp": lambda settings: (
+        settings["output_gate_type"] == "sigmoid"
+        and len(settings["ple_layer_ids"]) < 2
+        and settings.get("seed", 1234) == 1234
+    ),
     "lfm2moe": lambda settings: bool(settings["norm_topk_prob"]),
     "gemma4": lambda settings: "per_layer_config" not in settings,
     "gpt-oss": lambda settings: "layer_types" not in settings,
@@ -233,8 +242,37 @@ def _add_delta(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> Non
     writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
     writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
     writer.add_full_attention_interval(4)
-    if model.row.gguf in ("qwen35moe", "qwen35"):
+    if model.row.gguf in ("qwen35moe", "qwen35", "qwen4exp"):
         writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def _add_qwen4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:
+    """Keys by their text: the package does not know the architecture."""
+    _add_delta(model, writer, config)
+    ratios = [config["indexer_compress_ratio"] * ("linear" not in kind) for kind in config["layer_types"]]
+    ratios += [0] * (model.num_gguf_layers - model.num_layers)  # llama.cpp's MTP layer attends to everything
+    writer.add_array("qwen4exp.attention.compress_ratios", ratios)
+    writer.add_uint32("qwen4exp.hyper_connection.count", config["hc_count"])
+    writer.add_uint32("qwen4exp.hyper_connection.low_rank", config["hc_lowrank"])
+    writer.add_indexer_head_count(config["indexer_n_heads"])
+    writer.add_indexer_key_length(config["indexer_head_dim"])
+    writer.add_indexer_top_k(config["indexer_budget"])
+    tables = model.parsed.embedding.layer_inputs
+    if not isinstance(tables, NgramTables):
+        return
+    hashes = tables.hashes[0]
+    writer.add_array("qwen4exp.ple.layers", list(tables.layers))
+    for key in ("ngram_size", "heads_per_ngram"):
+        writer.add_uint32(f"qwen4exp.ple.{key}", config[key])
+    writer.add_uint32("qwen4exp.ple.conv_kernel", config["ple_conv_kernel_size"])
+    writer.add_uint32("qwen4exp.ple.eos_token_id", hashes.end_token)
+    writer.add_embedding_length_per_layer_input(tables.columns)
+    arrays = {
+        "layer_multipliers": hashes.multipliers, "head_offsets": hashes.offsets, "head_vocab_sizes": hashes.sizes,
+    }  # fmt: skip
+    for key, values in arrays.items():
+        kinds = gguf.GGUFValueType
+        writer.add_key_value(f"qwen4exp.ple.{key}", list(values), kinds.ARRAY, sub_type=kinds.UINT64)
 
 
 def _add_gemma4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:
@@ -293,6 +331,7 @@ _OF_FAMILY: Final[dict[str, Callable[[TinyFamily, Any, Mapping[str, Any]], None]
     "laguna": lambda model, writer, config: writer.add_head_count(config["num_attention_heads_per_layer"]),
     "lfm2moe": _add_lfm2, "qwen3next": _add_delta, "qwen35moe": _add_delta, "qwen35": _add_delta, "gemma4": _add_gemma4,
     "minimax-m2": _add_width, "hy_v4": _add_hyper_connections, "minimax-m3": _add_blocks, "dots3note": _add_dots,
+    "qwen4exp": _add_qwen4,
     "ernie4_5-moe": lambda model, writer, config: writer.add_expert_shared_feed_forward_length(
         config["moe_num_shared_experts"] * model.moe_intermediate_size
     ),

@@ -105,6 +105,14 @@ def _converted(model: TinyModel, part: ModelPart, values: dict[str, F32]) -> dic
             values["latent_norm"] = values["latent_norm"] * np.float32(part.latent_scale)
             values["q_norm"] = values["q_norm"] * np.float32((part.hidden_size / part.q_lora_rank) ** 0.5)
         values |= {"k_b": np.ascontiguousarray(keys.swapaxes(1, 2)), "v_b": np.ascontiguousarray(rest)}
+    for role in [role for role in values if role.startswith("table ") and role.endswith(".0")]:
+        shards = [each for name, each in values.items() if name.startswith(role[:-1])]
+        values[role] = np.concatenate(shards)
+    if "index_qk" in values:
+        norm = len(values["index_k_norm"])
+        values["index_q"], values["index_k"] = values["index_qk"][:-norm], values["index_qk"][-norm:]
+    if "of_hidden" in values:  # MTP layer
+        values["projection"] = np.concatenate([values["of_embedding"], values["of_hidden"]], 1)
     if "gate_up" in values:  # shared experts
         values["gate"], values["up"] = np.split(values["gate_up"], 2)
     if isinstance(part, GatedDelta):

@@ -363,6 +363,17 @@ RECURRENT: Final = {
         nested=True, num_layers=4, layer_types=linear_layers(4, 3), mtp_num_hidden_layers=1,
         **{key: value for key, value in _NEXT.items() if key != "shared_expert_intermediate_size"},
     ),
+    "qwen4_exp": _of(
+        "Qwen4ExpForCausalLM",
+        Row("qwen4_exp_text", keys={"intermediate_size": ""}, outer="qwen4_exp",
+            outer_class="Qwen4ExpForConditionalGeneration", has_small_vision=False,
+            stored={"": ("indexer.index_qk_proj",)}, gguf="qwen4exp", scores="",
+            gguf_stored=("nextn.eh_proj", "per_layer_token_embd")),
+        nested=True, expert_layout="fused", num_layers=4, layer_types=linear_layers(4, 1, 3), hc_count=3, hc_lowrank=20,
+        indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=32, indexer_budget=9, indexer_compress_ratio=3,
+        output_gate_type="sigmoid", **_NEXT, ple_layer_ids=[1], ple_embed_dim=24, ple_conv_kernel_size=3, ngram_size=3,
+        heads_per_ngram=2, ngram_vocab_size_base=50, make_ngram_vocab_size_divisible_by=8, split_ngram_parts=3,
+    ),
     "lfm2_moe": _of(
         "Lfm2MoeForCausalLM",
         Row("lfm2_moe", keys={"hidden_act": "", "rms_norm_eps": "norm_eps", **_NO_BIAS}, gguf="lfm2moe",

@@ -176,8 +176,12 @@ std::shared_ptr<Indexer> make_indexer(const PoolView& pool, const py::kwargs& ar
                      .rotation = rotation_of(given),
                      .rotates_last = given.value("rotates_last", false),
                      .block = given.positive_or_zero("block"),
-                     .local = given.positive_or_zero("local")};
-  const int weights = parts.block > 0 ? 0 : parts.num_heads;
+                     .local = given.positive_or_zero("local"),
+                     .pool = given.positive_or_zero("pooled"),
+                     .pool_rotation = rotation_of(given, "pool_rotation")};
+  if (parts.pool > 0 && (parts.block > 0 || parts.rotates_last))
+    throw given.failure("pooled is given with block or rotates_last; expected one of them");
+  const int weights = parts.block > 0 || parts.pool > 0 ? 0 : parts.num_heads;
   parts.keys = projection_of(given, "keys", parts.head_dim + weights, kAny);
   const int64_t columns = parts.of_input ? parts.keys.columns() : kAny;
   parts.queries = projection_of(given, "queries", int64_t{parts.num_heads} * parts.head_dim, columns);

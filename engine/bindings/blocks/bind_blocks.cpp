@@ -90,15 +90,23 @@ std::shared_ptr<SharedExperts> make_shared_experts(BlockArguments given) {
 }
 
 std::shared_ptr<MtpInput> make_mtp_input(BlockArguments given) {
-  const PackedMatrix& projection = given.packed("projection", kAny, kAny);
-  if (projection.columns() != 2 * projection.rows()) {
-    throw given.failure("the projection has " + std::to_string(projection.columns()) + " columns; expected " +
-                        std::to_string(2 * projection.rows()));
+  MtpInput::Parts parts;
+  if (given.has("num_streams")) parts.num_streams = given.at_least(1, "num_streams");
+  int64_t hidden = 0;
+  if (given.has("of_hidden")) {
+    parts.of_hidden = &given.packed("of_hidden", kAny, kAny);
+    hidden = parts.of_hidden->rows();
+    given.expect_size("of_hidden", *parts.of_hidden, hidden, hidden);
+    parts.of_embedding = &given.packed("of_embedding", hidden, hidden);
+  } else {
+    parts.projection = &given.packed("projection", kAny, kAny);
+    hidden = parts.projection->rows();
+    given.expect_size("projection", *parts.projection, hidden, 2 * hidden);
   }
-  const float* of_embedding = given.vector("embedding_norm", projection.rows());
-  const float* of_hidden = given.vector("hidden_norm", projection.rows());
-  return given.own(MtpInput(given.pool().kernels(), given.pool(), of_embedding, of_hidden, projection,
-                            given.value<float>("eps")));
+  parts.embedding_norm = given.vector("embedding_norm", hidden);
+  parts.hidden_norm = given.vector("hidden_norm", parts.num_streams * hidden);
+  parts.eps = given.value<float>("eps");
+  return given.own(MtpInput(given.pool().kernels(), given.pool(), parts));
 }
 
 std::shared_ptr<LayerInput> make_layer_input(BlockArguments given) {
@@ -147,7 +155,7 @@ class __attribute__((visibility("hidden"))) BoundDecoder {
     const float* before = nullptr;
     if (previous) {
       before = expect_f32(view_of(*previous), "Decoder.forward: previous",
-                          {batch.num_tokens(), decoder_.hidden_size()});
+                          {batch.num_tokens(), int64_t{decoder_.num_streams()} * decoder_.hidden_size()});
     }
     LayerInputRows inputs;
     if (layer_inputs) {
@@ -157,6 +165,12 @@ class __attribute__((visibility("hidden"))) BoundDecoder {
     }
     const py::gil_scoped_release release;
     decoder_.forward(rows, batch, cache, experts, before, inputs);
+  }
+
+  py::array streams() const {
+    const std::span<const float> all = decoder_.streams();
+    const int64_t width = int64_t{decoder_.num_streams()} * decoder_.hidden_size();
+    return py::array_t<float>({static_cast<int64_t>(all.size()) / width, width}, all.data());
   }
 
  private:
@@ -205,7 +219,9 @@ void bind_blocks(py::module_& m) {
            py::arg("pool") = py::none(), py::arg("threads") = std::vector<int>())
       .def("forward", &BoundDecoder::forward, py::arg("hidden"), py::arg("batch"), py::arg("cache"),
            py::arg("experts") = py::none(), py::arg("previous") = std::nullopt,
-           py::arg("layer_inputs") = std::nullopt);
+           py::arg("layer_inputs") = std::nullopt)
+      .def_property_readonly("streams", &BoundDecoder::streams,
+                             "Several streams of the last forward pass, f32 [T, streams * hidden size].");
 }
 
 }  // namespace twofold::bindings

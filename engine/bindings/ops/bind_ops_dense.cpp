@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -75,13 +76,15 @@ void put_adapter(PackedMatrix& matrix, const std::shared_ptr<AdapterRows>& rows,
 
 class __attribute__((visibility("hidden"))) BoundLmHead {
  public:
-  BoundLmHead(const PoolView& pool, const py::array& norm, const Packed& weight, float eps, float softcap)
+  BoundLmHead(const PoolView& pool, const std::optional<py::array>& norm, const Packed& weight, float eps,
+              float softcap)
       : pool_(pool),
         norm_(norm),
         weight_(weight),
         eps_(eps),
         softcap_(softcap),
-        head_(pool.kernels(), pool, expect_f32(view_of(norm), "LmHead: norm_weight", {weight->columns()}),
+        head_(pool.kernels(), pool,
+              norm ? expect_f32(view_of(*norm), "LmHead: norm_weight", {weight->columns()}) : nullptr,
               *weight, eps, softcap) {}
 
   void forward(const py::array& hidden_rows, const py::array& logits) {
@@ -113,7 +116,7 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
  private:
   // Input rows of the head.
   PoolView pool_;
-  py::array norm_;
+  std::optional<py::array> norm_;
   Packed weight_;
   float eps_, softcap_;
   LmHead head_;
@@ -194,8 +197,9 @@ void bind_dense_ops(py::module_& m) {
       .def(py::init<const PoolView&, py::object>(), py::arg("pool"), py::arg("table"))
       .def("forward", &BoundEmbedding::forward, py::arg("token_ids"), py::arg("out"));
   py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
-      .def(py::init<const PoolView&, const py::array&, const Packed&, float, float>(), py::arg("pool"),
-           py::arg("norm_weight"), py::arg("weight"), py::arg("eps"), py::arg("softcap") = 0.0f)
+      .def(py::init<const PoolView&, const std::optional<py::array>&, const Packed&, float, float>(),
+           py::arg("pool"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"),
+           py::arg("softcap") = 0.0f)
       .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"))
       .def("norm", &BoundLmHead::norm, py::arg("hidden_rows"), py::arg("out"))
       .def("with_weight", &BoundLmHead::with_weight, py::arg("weight"), "The same with another matrix.")

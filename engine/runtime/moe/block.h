@@ -42,10 +42,10 @@ struct LayerInputRows {
 struct StepState {
   AttentionBatch& batch;
   StateCache& cache;
-  MoeExecutor* experts;              // null: no block has any
-  RoutedRows& routed;                // written by the last router
-  std::span<Block* const> ahead;     // the blocks after the current one
-  const float* previous = nullptr;   // [T, hidden size], what MtpInput reads; null: no block reads it
+  MoeExecutor* experts;             // null: no block has any
+  RoutedRows& routed;               // written by the last router
+  std::span<Block* const> ahead;    // the blocks after the current one
+  const float* previous = nullptr;  // [T, streams, hidden size], what MtpInput reads; null: no block reads it
   LayerInputRows layer_inputs = {};  // what LayerInput reads
 };
 

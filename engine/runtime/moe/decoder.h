@@ -1,5 +1,6 @@
 // Runs a model's blocks in order, in one call: only native code runs between a step's first layer and its last.
 #pragma once
+#include <span>
 #include <vector>
 
 #include "moe/residual.h"
@@ -24,6 +25,9 @@ class Decoder {
                const float* previous = nullptr, const LayerInputRows& layer_inputs = {});
 
   int hidden_size() const { return blocks_.front()->hidden_size(); }
+  int num_streams() const { return num_streams_; }
+  // [tokens of the last batch, num_streams, hidden size] before they were joined; none of one stream.
+  std::span<const float> streams() const { return streams_; }
 
  private:
   struct Place {

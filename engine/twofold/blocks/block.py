@@ -236,6 +236,13 @@ class ComposedBlock(Block):
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         return {role: spec for part in self.parts(found) for role, spec in part.tensors.items()}
 
+    @property
+    def missing_in_device_kernels(self) -> str | None:
+        """That of the first part which has one."""
+        settings = (part.settings for part in self.parts(lambda spec: False))
+        found = (getattr(each, "missing_in_device_kernels", None) for each in settings)
+        return next(filter(None, found), None)
+
 
 Changed = TypeVar("Changed", bound=Block)
 

@@ -91,6 +91,8 @@ class Head(ModelPart):
     """Soft cap: logits become softcap * tanh(logits / softcap)."""
     zero_centred: bool = False
     """Whether checkpoints store the norm minus 1."""
+    normed: bool = True
+    """Whether hidden states are normed; else the last layer's output is read as it is."""
     labels: int = 0
     """Labels of a classifier whose matrix takes the vocabulary's place; 0: the head is a vocabulary's."""
 
@@ -108,8 +110,8 @@ class Head(ModelPart):
             )
             for theirs in ("output_norm.weight", "token_embd_norm.weight")
         ]
-        return {
-            "norm": next(filter(found, norms), norms[0]),
+        norm = {"norm": next(filter(found, norms), norms[0])} if self.normed else {}
+        return norm | {
             "vocabulary": Embedding(self.vocab_size, self.hidden_size, True).tensors(found)["table"]
             if self.tied
             else TensorSpec(name, shape, "embedding", of_gguf),
@@ -128,9 +130,9 @@ class Head(ModelPart):
         """Cost of the matrix alone."""
         return Cost(weights.packed_bytes("vocabulary"), tokens * self._flops_per_token(weights))
 
-    def norm(self, weights: BlockWeights) -> F32:
-        """The last norm's weights, times `scale`."""
-        return weights.vector("norm") * np.float32(self.scale)
+    def norm(self, weights: BlockWeights) -> F32 | None:
+        """The last norm's weights, times `scale`; None: there is no norm."""
+        return weights.vector("norm") * np.float32(self.scale) if self.normed else None
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.LmHead:
         """Pack the matrix and create the CPU operator. Raises ModelLoadError."""

@@ -30,7 +30,6 @@ from twofold.blocks.device_step import (
     DeviceState,
     DeviceStep,
     LookAheadRouter,
-    normed,
 )
 from twofold.blocks.residual_device import begun_residuals, joined, run_blocks
 from twofold.blocks.rope import axes_of_pairs, rope_tables
@@ -169,7 +168,8 @@ class DeviceModel:
             self._state_of = _owners_of_state(self._specs)
             self._begun = begun_residuals(self._blocks)
             self._routers = [block for block in self._blocks if isinstance(block, LookAheadRouter)]
-            self._final_norm = torch.from_numpy(config.head.norm(files.head)).to(device)
+            norm = config.head.norm(files.head)
+            self._final_norm = None if norm is None else torch.from_numpy(norm).to(device)
             tied = config.head.tied
             self._head = self._embedding if tied else head.matrix("vocabulary")
             self._rotations = self._rotation_tables(max_length)
@@ -310,13 +310,17 @@ class DeviceModel:
 
     def final_states(self, hidden_rows: Tensor) -> Tensor:
         """Hidden states f32 [R, hidden] after the last norm, of rows of forward's result."""
-        head = self.config.head
-        rows = torch.nn.functional.rms_norm(hidden_rows, hidden_rows.shape[-1:], self._final_norm, head.eps)
-        return rows / head.scale
+        return self._normed(hidden_rows) / self.config.head.scale
+
+    def _normed(self, rows: Tensor) -> Tensor:
+        """Rows after the last norm, if there is one, times the head's scale."""
+        if self._final_norm is None:
+            return rows
+        return torch.nn.functional.rms_norm(rows, rows.shape[-1:], self._final_norm, self.config.head.eps)
 
     def logits(self, hidden_rows: Tensor, adapted: AdaptedStep | None = None) -> Tensor:
         """Logits f32 [R, vocabulary] of rows of forward's result, whose adapters `adapted` has."""
-        rows = normed(hidden_rows, self._final_norm, self.config.head.eps)
+        rows = self._normed(hidden_rows).bfloat16()
         logits = torch.nn.functional.linear(rows, self._head).float()
         if adapted is not None:
             adapted.change_logits(rows, logits)

@@ -182,6 +182,7 @@ class ModelConfig:
         own_norm: bool = True,
         renamed: Mapping[str, str] = MappingProxyType({}),
         pattern: str = "",
+        apart: bool = False,
     ) -> ModelConfig:
         """The configuration of a model with `count` MTP layers after the last; the first one can be run.
 
@@ -190,7 +191,7 @@ class ModelConfig:
             layer: blocks of that layer after its input; empty: it cannot be run.
             own_norm: whether it has a norm before the head.
             renamed: parts of the layer ("" is the layer itself) by their prefixes in checkpoints that name them
-                otherwise. pattern: of all these tensors.
+                otherwise. pattern: of all these tensors. apart: see `MtpInput`.
 
         Raises:
             ModelLoadError: more layers than a model can have.
@@ -208,7 +209,15 @@ class ModelConfig:
         copies = [f"{first}.{name}.*" for name in ("embed_tokens", "shared_head.head")]
         copies += [f"{of_gguf}.{name}.*" for name in ("embed_tokens", "shared_head_head")]
         zero_centred = self.head.zero_centred
-        begin = MtpInput(numbers[0], self.hidden_size, self.head.eps, own_norm, zero_centred)
+        begin = MtpInput(
+            numbers[0],
+            self.hidden_size,
+            self.head.eps,
+            own_norm,
+            zero_centred,
+            num_streams=num_residual_streams(self.layers),
+            apart=apart,
+        )
         blocks = (begin, *in_layer(layer, numbers[0])) if layer else ()
         prefixes = tuple((theirs, f"{first}.{ours}") for theirs, ours in renamed.items())
         left_out = (*whole, *([pattern] if pattern else []))

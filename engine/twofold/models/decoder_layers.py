@@ -57,6 +57,8 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
     (rope, rope_dim), *further = layers.rotations
     if decoder.text is not None and decoder.text.axes is not None:
         rope = _with_axes(rope, decoder.text.axes, fields)
+    if decoder.pools:
+        further.append((replace(rope, block=fields.integer(decoder.pools)), rope_dim))
     config = config_json.compose_model(fields, generation, layer, eps=first.eps, rope=rope, rope_dim=rope_dim)
     config = replace(
         config,
@@ -73,6 +75,7 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
             config.head,
             zero_centred=isinstance(first, Gqa) and first.zero_centred and not of_gguf_file,
             softcap=fields.optional_number("final_logit_softcapping", above=True),
+            normed=decoder.final_norm,
             scale=1.0 / fields.number("logits_scaling", above=True) if decoder.multipliers else 1.0,
         ),
     )
@@ -90,6 +93,7 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
         own_norm=mtp.own_norm,
         renamed=mtp.renamed,
         pattern=mtp.pattern,
+        apart=mtp.apart,
     )
 
 
@@ -182,7 +186,7 @@ class _Layers:
         attention = self.attention(self.num_layers - 1)
         if self.chosen is not None:
             attention = replace(attention, select=self.chosen)
-        return self._joined(attention, feed_forward)
+        return (*self._joined(attention, feed_forward), *self.residual.after_predicting())
 
     @property
     def embedding_scale(self) -> float:

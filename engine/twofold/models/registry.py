@@ -73,6 +73,9 @@ FAMILIES: Final = (
         _PILLOW,
     ),
     Family("qwen3_5", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), "qwen35", _QWEN3, _PILLOW),
+    Family(
+        "qwen4_exp", ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"), "qwen4exp", _QWEN3, _PILLOW
+    ),
     Family("olmoe", ("OlmoeForCausalLM",), "olmoe"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe", _GLM),
     Family("dots1", ("Dots1ForCausalLM",), "dots1", FamilyChat(end_of_turn=("<|endofresponse|>",))),

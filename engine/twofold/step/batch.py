@@ -7,6 +7,7 @@ step of a small model takes a millisecond, and rebuilding the arrays costs it a 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -100,6 +101,7 @@ class StepBatch:
             records=np.array([item.sequence.record or 0 for item in scheduled], np.int32),
             kept_records=_kept_records(scheduled) if has_drafts else None,
             rotations=rotations_of(scheduled),
+            block_rotations=partial(rotations_of, scheduled),
             ends=ends_of(scheduled),
             ids=ids_of(scheduled, self._num_ids),
         )
@@ -132,6 +134,7 @@ class StepBatch:
             last_position=max(positions),
             records=meta.records,
             rotations=None if meta.rotations is None else rotations_of(scheduled),
+            block_rotations=partial(rotations_of, scheduled),
             ids=ids_of(scheduled, self._num_ids),
         )
 
@@ -183,15 +186,21 @@ def next_ids_of(scheduled: Seq[ScheduledSequence], num_ids: int) -> I64:
     return np.concatenate(found)
 
 
-def rotations_of(scheduled: Seq[ScheduledSequence]) -> I32 | None:
-    """[axes, T] positions in rotary embedding; None: they are the tokens' positions."""
+def rotations_of(scheduled: Seq[ScheduledSequence], block: int = 1) -> I32 | None:
+    """[axes, T] positions in rotary embedding; None: they are the tokens' positions.
+
+    block: as `RopeConfig.block`.
+    """
     turned = [_turned(item.sequence.request.media) for item in scheduled]
     if not any(turned):
         return None
     found = []
     for (sequence, num_tokens, *_), media in zip(scheduled, turned, strict=True):
         begin, end = sequence.num_computed, sequence.num_computed + num_tokens
-        rows = np.arange(begin, end, dtype=np.int32) if media is None else media.rotations_of(begin, end)
+        rows = np.arange(begin, end, dtype=np.int32) // block * block
+        if media is not None:
+            first = begin // block * block
+            rows = media.rotations_of(first, end)[:, rows - first]
         found.append(np.broadcast_to(rows, (_AXES, num_tokens)))
     return np.concatenate(found, axis=1)
 

@@ -5,7 +5,7 @@ The layers run in one native call (`ops.Decoder`). The executor passed in decide
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,7 +23,7 @@ from twofold.blocks.rope import rope_tables
 from twofold.models.config import ModelConfig, num_residual_streams
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
 from twofold.step.adapter_rows import AdapterSteps
-from twofold.step.mtp_layer import MtpLayer
+from twofold.step.mtp_layer import MtpLayer, states_of
 from twofold.weights.weight_format import ExpertWeights
 
 F32 = npt.NDArray[np.float32]
@@ -52,6 +52,8 @@ class BatchMeta:
     """[T] further record that receives the state after each token, -1 for none; None: no draft is verified."""
     rotations: I32 | None = None
     """[axes, T] positions in rotary embedding where pictures have others; None: `positions`."""
+    block_rotations: Callable[[int], I32 | None] = lambda block: None
+    """The same of the positions at which the tokens' blocks of so many positions begin."""
     ends: I32 | None = None
     """[T] position after the last one that a token attends to in bidirectional layers; None: the one after its own."""
     ids: I64 | None = None
@@ -78,7 +80,11 @@ class AttentionBatches:
             cos, sin = rope.rows(positions, batch.prompt_lengths[batch.sequence_index])
             made = ops.AttentionBatch(positions, batch.sequence_index, batch.page_tables, cos, sin, records)
         for further in self._further_ropes:
-            made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
+            turned = batch.block_rotations(further.block) if further.block > 1 else None
+            if turned is not None:
+                made.add_rotation(*further.rows_by_axis(turned))
+            else:
+                made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
         if batch.kept_records is not None:
             made.keep_records(batch.kept_records)
         if batch.ends is not None:
@@ -273,6 +279,10 @@ class LoadedModel:
         self.adapters.change_embeddings(token_ids, hidden)
         self.config.embedding.scale_rows(hidden)
         return hidden
+
+    def states(self, hidden: F32) -> F32:
+        """What the MTP layer reads of the newest `forward`, whose result is `hidden`."""
+        return states_of(self._decoder, self.lm_head, hidden)
 
     def final_states(self, hidden_rows: F32) -> F32:
         """Hidden states [R, hidden] after the last norm, of rows of forward's result."""

@@ -16,7 +16,7 @@ from twofold.blocks.attention.norms import norm_part
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceState, DeviceStep, DeviceWeights
-from twofold.weights.tensor_spec import TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ class BlockIndexer(Chooser):
         """Number of positions that a query keeps, at most."""
         return self.most_blocks * self.block
 
-    def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
+    def tensors(self, found: HasTensor, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
         heads, dim = self.num_heads, self.head_dim
         return {
             "index_q": names.matrix("indexer.q_proj", "indexer.q_proj", heads * dim, hidden),

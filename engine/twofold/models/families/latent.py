@@ -13,9 +13,9 @@ from typing import Any, Final
 from twofold.blocks.attention.gate import Gate
 from twofold.blocks.attention.query_scale import QueryScale
 from twofold.blocks.attention.rotation import PAIRED, Rotation
-from twofold.blocks.hyper_connection import StreamMix
 from twofold.blocks.mla import Mla
 from twofold.blocks.residual import PostNorms, Streams
+from twofold.blocks.stream_mixes import WeightedStreams
 from twofold.models.config_json import num_layers_of
 from twofold.models.decoder import Decoder, MtpLayer, TextPart
 from twofold.models.families.grouped_query import SIGMOID
@@ -124,13 +124,14 @@ def _hy_layers(fields: Fields) -> dict[str, Any]:
 
 
 def _hy_streams(fields: Fields) -> Streams:
-    mix = StreamMix(
+    mix = WeightedStreams(
         num_streams=fields.integer("hc_mult", 4, minimum=2),
         hidden_size=fields.integer("hidden_size"),
         eps=fields.number("rms_norm_eps", above=True),
         offset=fields.number("hc_eps", 1e-6),
+        magnitude=fields.number("hc_magnitude", 2.0),
     )
-    return Streams(mix, fields.number("hc_magnitude", 2.0))
+    return Streams(mix)
 
 
 _HY_NAMES: Final = (
