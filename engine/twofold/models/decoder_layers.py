@@ -83,6 +83,12 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
         config = _of_text(decoder, config)
     if decoder.indexer is not None and layers.chosen is None:
         config = _without_indexer(config, layers.settings.integer("index_topk"))
+    return _predicting(decoder, config, layers, of_gguf_file=of_gguf_file)
+
+
+def _predicting(decoder: Decoder, config: ModelConfig, layers: _Layers, *, of_gguf_file: bool) -> ModelConfig:
+    """The configuration with the layer that predicts the token after the next one, if the family has one."""
+    fields = layers.fields
     count = fields.optional_integer("num_nextn_predict_layers") or 0
     if (mtp := decoder.mtp) is None:
         return config.predicting(fields.where, count)
