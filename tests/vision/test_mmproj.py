@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from twofold.api.errors import ModelLoadError
-from twofold.vision.encoder import PictureEncoder, PreparedPicture
+from twofold.vision.encoded import EncodedPicture
+from twofold.vision.encoder import PictureEncoder
 from twofold.vision.mmproj import projector_checkpoint
 from twofold.vision.source import find_projector
 
@@ -72,28 +73,29 @@ def test_rows_and_places_are_those_of_the_checkpoint(
         for each, settings in ((files.reference, files.settings()), (encoder, _limits(files)))
     )
     assert [each.text for each in ours] == [each.text for each in theirs]
-    expected = [files.reference.encoded(each) for each in theirs]
-    rows = [encoder.encoded(each) for each in ours]
-    for one, other in zip(rows, expected, strict=True):
+    expected = [files.reference.picture(each) for each in theirs]
+    made = [encoder.picture(each) for each in ours]
+    for one, other in zip((each.media for each in made), (each.media for each in expected), strict=True):
         assert_close(one.rows, other.rows, tolerance)
         assert (one.deep is None) == (other.deep is None)
         if one.deep is not None and other.deep is not None:
             assert_close(one.deep, other.deep, tolerance)
-    text = _prompt(files, ours)
+    text = _prompt(files, made)
     ids: list[int] = encoder.tokenizer(text)["input_ids"]
     assert ids == files.reference.tokenizer(text)["input_ids"]
-    placed, known = encoder.placed(ids, ours, rows), files.reference.placed(ids, theirs, expected)
-    assert [(span.begin, span.count) for span in placed.spans] == [
-        (span.begin, span.count) for span in known.spans
+    placed, known = encoder.placed(ids, made), files.reference.placed(ids, expected)
+    assert placed.token_ids == known.token_ids
+    assert [(span.begin, span.count) for span in placed.media.spans] == [
+        (span.begin, span.count) for span in known.media.spans
     ]
-    np.testing.assert_equal(placed.rotations, known.rotations)
+    np.testing.assert_equal(placed.media.rotations, known.media.rotations)
 
 
 def _limits(files: Files) -> dict[str, Any]:
     return files.settings() if files.family == "gemma4_e2b" else {}
 
 
-def _prompt(files: Files, pictures: list[PreparedPicture]) -> str:
+def _prompt(files: Files, pictures: list[EncodedPicture]) -> str:
     before, after = FAMILIES[files.family].around
     return " and ".join(f"{before}{each.text}{after}" for each in pictures)
 

@@ -125,7 +125,7 @@ def test_an_encoder_of_another_model_is_refused(folder: Path, service: PictureSe
 
 def test_placing_counts_the_pictures(service: PictureService) -> None:
     made, _ = service.encode(file_of(50, 37), "x")
-    token = service._started().row_tokens[0]
+    token = service._started().tokens.rows[0]
     placed = service.placed([5, token, 6, token, 7], [made, made])
     count = made.runs[0]
     assert [(span.begin, span.count) for span in placed.media.spans] == [(1, count), (2 + count, count)]

@@ -179,7 +179,9 @@ class ModelRunner:
         scheduled, batch = schedule.items, self._batch.of(schedule)
         prepared = self._model.attention_batch(batch.meta)
         self._model.adapters.set(batch.adapters)  # before the step is priced
-        self.moe.begin_step(step, batch.requests, batch.positions, batch.generated, batch.verified)
+        self.moe.begin_step(
+            step, batch.requests, batch.positions, batch.generated, batch.verified, batch.pictures
+        )
         self.batch_s += time.perf_counter() - began
         hidden = self._model.forward(
             batch.token_ids, prepared, self._kv_cache, self.moe.executor, batch.media
