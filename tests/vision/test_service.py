@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.errors import KernelError, ModelLoadError, RequestError
+from twofold.engine import Engine
 from twofold.models import open_model_files
 from twofold.models.sizing import measure_files
 from twofold.tools.cli.main import main
@@ -121,6 +122,23 @@ def test_an_encoder_of_another_model_is_refused(folder: Path, service: PictureSe
         assert not wrong.stats().is_loaded
     finally:
         wrong.close()
+
+
+def test_an_encoder_that_cannot_be_loaded_leaves_no_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Engine] = []
+
+    def refuse(service: PictureService) -> None:
+        raise ModelLoadError("damaged")
+
+    monkeypatch.setattr(PictureService, "load", refuse)
+    monkeypatch.setattr(Engine, "close", lambda engine: closed.append(engine))
+    with pytest.raises(ModelLoadError, match="damaged"):
+        Engine.load(
+            EngineConfig(model=str(folder), accelerator="none", max_total_tokens=64, load_vision=True)
+        )
+    assert len(closed) == 1
 
 
 def test_placing_counts_the_pictures(service: PictureService) -> None:
