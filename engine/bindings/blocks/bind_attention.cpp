@@ -176,8 +176,12 @@ std::shared_ptr<Indexer> make_indexer(const PoolView& pool, const py::kwargs& ar
                      .rotation = rotation_of(given),
                      .rotates_last = given.value("rotates_last", false),
                      .block = given.positive_or_zero("block"),
-                     .local = given.positive_or_zero("local")};
-  const int weights = parts.block > 0 ? 0 : parts.num_heads;
+                     .local = given.positive_or_zero("local"),
+                     .pool = given.positive_or_zero("pooled"),
+                     .pool_rotation = rotation_of(given, "pool_rotation")};
+  if (parts.pool > 0 && (parts.block > 0 || parts.rotates_last))
+    throw given.failure("pooled is given with block or rotates_last; expected one of them");
+  const int weights = parts.block > 0 || parts.pool > 0 ? 0 : parts.num_heads;
   parts.keys = projection_of(given, "keys", parts.head_dim + weights, kAny);
   const int64_t columns = parts.of_input ? parts.keys.columns() : kAny;
   parts.queries = projection_of(given, "queries", int64_t{parts.num_heads} * parts.head_dim, columns);
@@ -198,6 +202,7 @@ std::shared_ptr<GatedDeltaBlock> make_gated_delta(BlockArguments given) {
       .tiled = given.value<bool>("tiled"),
       .grouped = given.value<bool>("grouped"),
       .grouped_gates = given.value<bool>("grouped_gates"),
+      .record_at = given.value<int64_t>("record_at", 0),
   };
   expect_multiple(given, "num_v_heads", shape.num_v_heads, "num_k_heads", shape.num_k_heads);
   const float* taps = expect_f32(conv, given.where("conv").c_str(), {kAny, shape.channels()});
@@ -224,15 +229,16 @@ std::shared_ptr<ConvolutionBlock> make_convolution(BlockArguments given) {
   const int64_t hidden = project.columns();
   given.expect_size("project", *project.weight, 3 * hidden, hidden);
   const TensorView conv = given.array("conv");
+  const float* taps = expect_f32(conv, given.where("conv").c_str(), {kAny, hidden});
   const ShortConvolutionParts parts{
       .project = project,
-      .conv = expect_f32(conv, given.where("conv").c_str(), {kAny, hidden}),
+      .conv = {taps, expect_taps(given, conv), static_cast<int>(hidden)},
       .conv_bias = given.optional_vector("conv_bias", hidden),
       .out = projection_of(given, "out", hidden, hidden),
   };
+  const auto record_at = given.value<int64_t>("record_at", 0);
   const PoolView& pool = given.pool();
-  return given.own(
-      ConvolutionBlock(ShortConvolution(pool.kernels(), pool, parts, expect_taps(given, conv)), layer));
+  return given.own(ConvolutionBlock(ShortConvolution(pool.kernels(), pool, parts, record_at), layer));
 }
 
 }  // namespace

@@ -19,31 +19,48 @@ std::shared_ptr<PostNorm> make_post_norm(BlockArguments given) {
 }
 
 // groups: weights of a stream that it has.
-StreamMix stream_mix_of(BlockArguments& given, int groups) {
+std::shared_ptr<StreamMix> weighted_streams_of(BlockArguments& given, int groups) {
   const int streams = given.at_least(2, "num_streams");
   const PackedMatrix& mix = given.packed("mix", groups * streams, kAny);
   if (mix.columns() % streams != 0) {
     throw given.failure("mix has " + std::to_string(mix.columns()) + " columns; expected a multiple of " +
                         std::to_string(streams) + " streams");
   }
-  return {.mix = &mix,
-          .base = given.vector("base", groups * streams),
-          .scale = given.vector("scale", groups),
-          .num_streams = streams,
-          .eps = given.value<float>("eps"),
-          .offset = given.value<float>("offset")};
+  const StreamWeights weights{.mix = &mix,
+                              .base = given.vector("base", groups * streams),
+                              .scale = given.vector("scale", groups),
+                              .eps = given.value<float>("eps"),
+                              .offset = given.value<float>("offset"),
+                              .magnitude = groups > 1 ? given.value<float>("magnitude") : 1.0f};
+  return std::make_shared<WeightedStreams>(given.pool().kernels(), given.pool(), weights, streams);
+}
+
+std::shared_ptr<StreamMix> gated_streams_of(BlockArguments& given, bool injects) {
+  const int streams = given.at_least(2, "num_streams");
+  const PackedMatrix& down = given.packed("down", kAny, kAny);
+  if (down.columns() % streams != 0) {
+    throw given.failure("down has " + std::to_string(down.columns()) + " columns; expected a multiple of " +
+                        std::to_string(streams) + " streams");
+  }
+  const StreamGates gates{
+      .norm = given.vector("norm", down.columns()),
+      .eps = given.value<float>("eps"),
+      .down = &down,
+      .up = &given.packed("up", down.columns(), down.rows()),
+      .inject = injects ? &given.packed("inject", streams, down.columns()) : nullptr,
+  };
+  return std::make_shared<GatedStreams>(given.pool().kernels(), given.pool(), gates, streams);
 }
 
 std::shared_ptr<HyperConnection> make_hyper_connection(BlockArguments given) {
-  const StreamMix mix = stream_mix_of(given, 2);
+  const auto mix = given.has("down") ? gated_streams_of(given, true) : weighted_streams_of(given, 2);
   const int over = given.at_least(1, "over");
-  const auto magnitude = given.value<float>("magnitude");
-  return given.own(HyperConnection(given.pool().kernels(), given.pool(), mix, magnitude, over));
+  return given.own(HyperConnection(given.pool(), mix, over));
 }
 
 std::shared_ptr<StreamHead> make_stream_head(BlockArguments given) {
-  const StreamMix mix = stream_mix_of(given, 1);
-  return given.own(StreamHead(given.pool().kernels(), given.pool(), mix));
+  return given.own(
+      StreamHead(given.has("down") ? gated_streams_of(given, false) : weighted_streams_of(given, 1)));
 }
 
 }  // namespace

@@ -11,6 +11,9 @@ namespace twofold {
 namespace {
 
 constexpr int kLanes = 16;
+constexpr int kGatedTokens = 256;  // whose gates are computed together
+
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 // Mean of squares in a fixed order, in lanes that a compiler turns into vectors.
 float mean_square(const float* x, int64_t n) {
@@ -44,56 +47,92 @@ void PostNorm::forward(const float* hidden, float* sum, StepState& step) {
   });
 }
 
-void StreamMix::weigh(const kernels::KernelTable& table, ThreadPool& pool, const float* streams,
-                      int num_tokens, std::vector<float>& weights) const {
+void WeightedStreams::read(const float* streams, int num_tokens, float* input, float* outputs) {
   const WorkTimer timer(Work::kDenseFfn);
-  const int64_t width = mix->columns(), R = rows();
-  weights.resize(static_cast<size_t>(num_tokens) * static_cast<size_t>(R));
-  const auto lock = pool.lock_scratch();
-  linear(table, pool, {.x = streams, .ld = width}, num_tokens, *mix, nullptr, weights.data());
+  const StreamWeights& of = weights_;
+  const int64_t width = of.mix->columns(), R = of.mix->rows(), S = num_streams(), H = hidden_size();
+  shares_.resize(static_cast<size_t>(num_tokens * R));
+  const auto lock = pool_.lock_scratch();
+  linear(table_, pool_, {.x = streams, .ld = width}, num_tokens, *of.mix, nullptr, shares_.data());
   const double elements = static_cast<double>(num_tokens) * static_cast<double>(width);
-  for_ranges(pool, num_tokens, 1, work_us(4.0 * elements, 2.0 * elements), [&](int64_t first, int64_t count) {
-    for (int64_t t = first; t < first + count; ++t) {
-      const float inverse = 1.0f / std::sqrt(mean_square(streams + t * width, width) + eps);
-      float* const row = weights.data() + t * R;
-      for (int64_t r = 0; r < R; ++r) {
-        const float logit = row[r] * inverse * scale[r / num_streams] + base[r];
-        row[r] = 1.0f / (1.0f + std::exp(-logit));
-      }
-    }
-  });
+  for_ranges(pool_, num_tokens, 1, work_us(12.0 * elements, 4.0 * elements),
+             [&](int64_t first, int64_t count) {
+               for (int64_t t = first; t < first + count; ++t) {
+                 const float inverse = 1.0f / std::sqrt(mean_square(streams + t * width, width) + of.eps);
+                 float* const row = shares_.data() + t * R;
+                 for (int64_t r = 0; r < R; ++r)
+                   row[r] = sigmoid(row[r] * inverse * of.scale[r / S] + of.base[r]);
+                 float* const sum = input + t * H;
+                 std::fill_n(sum, H, 0.0f);
+                 for (int64_t s = 0; s < S; ++s) {
+                   const float weight = row[s] + of.offset;
+                   const float* const stream = streams + (t * S + s) * H;
+                   for (int64_t i = 0; i < H; ++i) sum[i] += weight * stream[i];
+                 }
+                 for (int64_t s = 0; outputs != nullptr && s < S; ++s)
+                   outputs[t * S + s] = of.magnitude * row[S + s] + of.offset;
+               }
+             });
 }
 
-void StreamMix::add_up(ThreadPool& pool, const float* streams, const std::vector<float>& weights,
-                       int num_tokens, float* out) const {
-  const int64_t H = hidden_size(), S = num_streams, R = rows();
-  const double elements = static_cast<double>(num_tokens) * static_cast<double>(S * H);
-  for_ranges(pool, num_tokens, 1, work_us(8.0 * elements, 2.0 * elements), [&](int64_t first, int64_t count) {
-    for (int64_t t = first; t < first + count; ++t) {
-      float* const row = out + t * H;
-      std::fill_n(row, H, 0.0f);
-      for (int64_t s = 0; s < S; ++s) {
-        const float weight = weights[static_cast<size_t>(t * R + s)] + offset;
-        const float* const stream = streams + (t * S + s) * H;
-        for (int64_t i = 0; i < H; ++i) row[i] += weight * stream[i];
-      }
-    }
-  });
+void GatedStreams::read(const float* streams, int num_tokens, float* input, float* outputs) {
+  const WorkTimer timer(Work::kDenseFfn);
+  const auto lock = pool_.lock_scratch();
+  for (int first = 0; first < num_tokens; first += kGatedTokens)
+    read_some(streams, first, std::min(kGatedTokens, num_tokens - first), input, outputs);
+}
+
+void GatedStreams::read_some(const float* streams, int begin, int num_tokens, float* input, float* outputs) {
+  const int64_t S = num_streams(), H = hidden_size(), width = S * H, rank = gates_.down->rows();
+  const float share = 1.0f / static_cast<float>(S);
+  const size_t T = static_cast<size_t>(num_tokens);
+  normed_.resize(T * static_cast<size_t>(width));
+  open_.resize(normed_.size());
+  low_.resize(T * static_cast<size_t>(rank));
+  const double elements = static_cast<double>(num_tokens) * static_cast<double>(width);
+  for_ranges(pool_, num_tokens * S, 1, work_us(8.0 * elements, 4.0 * elements),
+             [&](int64_t first, int64_t count) {
+               for (int64_t row = first; row < first + count; ++row)
+                 table_.rmsnorm(streams + (begin * S + row) * H, gates_.norm + row % S * H, gates_.eps,
+                                normed_.data() + row * H, static_cast<int>(H));
+             });
+  const InputRows rows{.x = normed_.data(), .ld = width, .first = begin};
+  linear(table_, pool_, rows, num_tokens, *gates_.down, nullptr, low_.data());
+  for (float& x : low_) x = x * share * sigmoid(x * share);
+  if (outputs != nullptr) {
+    float* const own = outputs + begin * S;
+    linear(table_, pool_, rows, num_tokens, *gates_.inject, nullptr, own);
+    for (int64_t i = 0; i < num_tokens * S; ++i) own[i] = 2.0f * sigmoid(own[i] * share);
+  }
+  linear(table_, pool_, {.x = low_.data(), .ld = rank, .first = begin}, num_tokens, *gates_.up, nullptr,
+         open_.data());
+  for_ranges(
+      pool_, num_tokens, 1, work_us(8.0 * elements, 20.0 * elements), [&](int64_t first, int64_t count) {
+        for (int64_t t = first; t < first + count; ++t) {
+          float* const mean = input + (begin + t) * H;
+          std::fill_n(mean, H, 0.0f);
+          for (int64_t s = 0; s < S; ++s) {
+            float* const stream = normed_.data() + t * width + s * H;
+            table_.delta->sigmoid_multiply(open_.data() + t * width + s * H, stream, static_cast<int>(H));
+            table_.axpy(share, stream, mean, static_cast<int>(H));
+          }
+        }
+      });
 }
 
 void HyperConnection::read(const float* streams, float* input, int num_tokens) {
-  mix_.weigh(table_, pool_, streams, num_tokens, weights_);
-  mix_.add_up(pool_, streams, weights_, num_tokens, input);
+  outputs_.resize(static_cast<size_t>(num_tokens) * static_cast<size_t>(num_streams()));
+  mix_->read(streams, num_tokens, input, outputs_.data());
 }
 
 void HyperConnection::forward(const float* hidden, float* sum, StepState& step) {
-  const int64_t H = hidden_size(), S = mix_.num_streams, R = mix_.rows(), T = step.batch.num_tokens();
+  const int64_t H = hidden_size(), S = num_streams(), T = step.batch.num_tokens();
   const double elements = static_cast<double>(T * S * H);
   for_ranges(pool_, T, 1, work_us(12.0 * elements, 2.0 * elements), [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       const float* const output = hidden + t * H;
       for (int64_t s = 0; s < S; ++s) {
-        const float weight = magnitude_ * weights_[static_cast<size_t>(t * R + S + s)] + mix_.offset;
+        const float weight = outputs_[static_cast<size_t>(t * S + s)];
         float* const stream = sum + (t * S + s) * H;
         for (int64_t i = 0; i < H; ++i) stream[i] += weight * output[i];
       }
@@ -102,9 +141,7 @@ void HyperConnection::forward(const float* hidden, float* sum, StepState& step) 
 }
 
 void StreamHead::forward(const float* hidden, float* sum, StepState& step) {
-  const int T = step.batch.num_tokens();
-  mix_.weigh(table_, pool_, hidden, T, weights_);
-  mix_.add_up(pool_, hidden, weights_, T, sum);
+  mix_->read(hidden, step.batch.num_tokens(), sum, nullptr);
 }
 
 }  // namespace twofold

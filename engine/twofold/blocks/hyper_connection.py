@@ -1,15 +1,14 @@
 """Hyper-connections (arXiv 2409.19606): the residual stream consists of several streams of a hidden state each.
 
-A part of a layer reads a weighted sum of the streams, and each stream gets the part's output times a weight of its own.
-A token's weights are sigmoid(scale * (mix . x) / rms(x) + base), x being its streams in a row. `StreamHead` joins the
-streams in the same way after the last layer.
+A part of a layer reads one hidden state of the streams, and each stream gets the part's output times a weight of its
+own. `StreamHead` reads the streams in the same way after the last layer. How they are read is a `StreamMix`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from twofold.blocks import ops
 from twofold.blocks.block import Block
@@ -22,60 +21,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class StreamMix:
-    """Learned weights of streams."""
+class StreamMix(Protocol):
+    """How several streams are read, and how they take an output; see `stream_mixes.py`."""
 
-    num_streams: int
-    hidden_size: int
-    eps: float
-    """Epsilon of the root of the mean square."""
-    offset: float
-    """Added to the weights."""
+    @property
+    def num_streams(self) -> int: ...
 
-    def tensors(self, prefix: str, groups: int) -> dict[str, TensorSpec]:
-        """groups: weights of a stream. Files of GGUF have no names for these tensors."""
-        rows, columns = groups * self.num_streams, self.num_streams * self.hidden_size
-        shapes = {"fn": (rows, columns), "base": (rows,), "scale": (groups,)}
-        roles = {"fn": "mix"}
-        return {
-            roles.get(name, name): TensorSpec(f"{prefix}{name}", shape, "exact", "")
-            for name, shape in shapes.items()
-        }
+    @property
+    def hidden_size(self) -> int: ...
+
+    def tensors(self, hf: str, gguf: str, *, outputs: bool) -> dict[str, TensorSpec]:
+        """Tensors by role; outputs: whether streams take an output.
+
+        Args:
+            hf, gguf: what their names begin with.
+        """
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, where: str) -> Mapping[str, Any]:
-        return {
-            "mix": weights.packed(pool, where, "mix"),
-            "base": weights.vector("base"),
-            "scale": weights.vector("scale"),
-            "num_streams": self.num_streams,
-            "eps": self.eps,
-            "offset": self.offset,
-        }
+        """Arguments of the native block."""
 
-    def device(self, weights: DeviceWeights) -> StreamMixOnDevice:
-        return StreamMixOnDevice(self, *(weights.norm(part) for part in ("mix", "base", "scale")))
+    def device(self, weights: DeviceWeights) -> StreamMixOnDevice: ...
 
 
-@dataclass(frozen=True)
-class StreamMixOnDevice:
-    """f32, as the checkpoint has it: the weights decide how much of every later part counts."""
-
-    shape: StreamMix
-    mix: Tensor
-    base: Tensor
-    scale: Tensor
-
-    def __call__(self, streams: Tensor) -> Tensor:
-        """Weights f32 [T, groups, streams] without the offset."""
-        rows = streams.flatten(1)
-        inverse = (rows.square().mean(1, keepdim=True) + self.shape.eps).rsqrt()
-        logits = (rows @ self.mix.T * inverse).view(len(rows), -1, self.shape.num_streams)
-        return (logits * self.scale[:, None] + self.base.view(-1, self.shape.num_streams)).sigmoid()
-
-    def sums(self, streams: Tensor, weights: Tensor) -> Tensor:
-        """f32 [T, hidden]: streams summed by weights [T, streams]."""
-        return ((weights + self.shape.offset)[:, :, None] * streams).sum(1)
+class StreamMixOnDevice(Protocol):
+    def read(self, streams: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What is read of streams f32 [T, streams, hidden], f32 [T, hidden], and the streams' weights of the output,
+        f32 [T, streams], if there are any."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +58,14 @@ class HyperConnection(Block):
     mix: StreamMix
     name: str
     """Name in Hugging Face checkpoints, within the layer."""
-    magnitude: float
-    """Factor of the weights of the output."""
+    gguf: str = ""
+    """What the names in GGUF files begin with, within the layer."""
     over: int = 1
     """Number of preceding blocks covered."""
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
-        return self.mix.tensors(f"model.layers.{self.layer}.{self.name}.", 2)
+        hf, gguf = f"model.layers.{self.layer}.{self.name}.", f"blk.{self.layer}.{self.gguf}"
+        return self.mix.tensors(hf, gguf, outputs=True)
 
     @property
     def device_elements_per_token(self) -> int:
@@ -101,26 +73,26 @@ class HyperConnection(Block):
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         mix = self.mix.cpu(weights, pool, f"layer {self.layer}, {self.name}")
-        return ops.HyperConnection(pool, **mix, magnitude=self.magnitude, over=self.over)
+        return ops.HyperConnection(pool, **mix, over=self.over)
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        return HyperConnectionOnDevice(self.mix.device(weights), self.magnitude, self.over)
+        return HyperConnectionOnDevice(self.mix.device(weights), self.mix.num_streams, self.over)
 
 
 @dataclass(frozen=True)
 class HyperConnectionOnDevice(StreamsOnDevice):
     mix: StreamMixOnDevice
-    magnitude: float
+    count: int
+    """Number of streams."""
     over: int
 
     @property
     def num_streams(self) -> int:
-        return self.mix.shape.num_streams
+        return self.count
 
     def read(self, residual: Tensor, step: DeviceStep) -> Tensor:
-        weights = self.mix(residual)
-        step.stream_weights = self.magnitude * weights[:, 1] + self.mix.shape.offset
-        return self.mix.sums(residual, weights[:, 0])
+        rows, step.stream_weights = self.mix.read(residual)
+        return rows
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         assert step.stream_weights is not None, "outputs of blocks that read no streams"
@@ -129,16 +101,19 @@ class HyperConnectionOnDevice(StreamsOnDevice):
 
 @dataclass(frozen=True)
 class StreamHead(Block):
-    """The last hidden state: a sum of the streams."""
+    """The last hidden state, read of the streams."""
 
     kind: ClassVar[str] = "residual"
 
     mix: StreamMix
     prefix: str
-    """Prefix of its names in Hugging Face checkpoints."""
+    """Prefix of its names in Hugging Face checkpoints, with {} for the layer."""
+    gguf: str = ""
+    """Prefix of its names in GGUF files."""
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
-        return self.mix.tensors(self.prefix, 1)
+        hf, gguf = (each.format(self.layer) for each in (self.prefix, self.gguf))
+        return self.mix.tensors(hf, gguf, outputs=False)
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         return ops.StreamHead(pool, **self.mix.cpu(weights, pool, "head of the streams"))
@@ -152,4 +127,4 @@ class _StreamHeadOnDevice(StreamHeadOnDevice):
     mix: StreamMixOnDevice
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
-        total += self.mix.sums(hidden, self.mix(hidden)[:, 0])
+        total += self.mix.read(hidden)[0]

@@ -133,17 +133,11 @@ class Mla(ComposedBlock):
             BlockPart("absorb", {"k_b": k_b, "v_b": v_b} if by_head else {"kv_b": kv_b}),
             BlockPart("rotate", settings=self.rotation),
             BlockPart("scale", settings=self.scale),
-            BlockPart("select", self.select.tensors(names, hidden), self.select),
+            BlockPart("select", self.select.tensors(found, names, hidden), self.select),
             BlockPart("attend", self.scores.tensors(names, heads), self.scores, self._per_position),
             BlockPart("gate", settings=self.gate),
             BlockPart("out", out),
         )
-
-    @property
-    def missing_in_device_kernels(self) -> str | None:
-        if self.scores.sinks:
-            return "latent attention with sinks"
-        return super().missing_in_device_kernels
 
     @property
     def gate_rows(self) -> int:
@@ -423,6 +417,7 @@ class MlaOnDevice:
                 max_length=max_length,
                 rule=shape.scores.native,
                 select=shape.select.native,
+                sinks=self.sinks,
                 chosen=position_lists(chosen),
             )
             workspace, pages = native.workspace(num_bytes, absorbed.device), self._pages(kept)

@@ -16,6 +16,20 @@ constexpr int kPositions = 64;  // scored at a time
 constexpr int kStretch = 512;   // positions of a task, at least
 constexpr int64_t kScoreFloats = int64_t{1} << 24;  // scores kept at a time: 64 MiB
 
+// A position's key in float32.
+void read_row(const kernels::KernelTable& table, const StatePlane& plane, const int32_t* pages, int position,
+              int page_size, float* to) {
+  const char* const row = plane.page(pages[position / page_size]) + position % page_size * plane.row_bytes;
+  if (plane.dtype == kernels::DType::kF32) {
+    std::copy_n(reinterpret_cast<const float*>(row), plane.width, to);
+    return;
+  }
+  table.rows_of(plane.dtype).widen(row, to, plane.width);
+  if (plane.scales == nullptr) return;
+  const float scale = *plane.scales_of(row);
+  for (int i = 0; i < plane.width; ++i) to[i] *= scale;
+}
+
 }  // namespace
 
 struct Indexer::Rows {
@@ -46,13 +60,14 @@ const StatePlane& Indexer::plane(const AttentionBatch& batch, const StateCache& 
     throw KernelFailure("Indexer: the cache has keys of " + std::to_string(plane.width) +
                         " elements; expected " + std::to_string(parts_.head_dim));
   }
-  const Rotation& rotation = parts_.rotation;
-  const bool fits = !rotation.positions ||
-                    (rotation.index < batch.num_rotations() && 2 * rotation.pairs(batch) <= parts_.head_dim);
-  if (!fits) {
-    throw KernelFailure("Indexer: rotation " + std::to_string(rotation.index) + " of the batch's " +
-                        std::to_string(batch.num_rotations()) + " does not fit head_dim " +
-                        std::to_string(parts_.head_dim));
+  for (const Rotation& rotation : {parts_.rotation, parts_.pool_rotation}) {
+    const bool fits = !rotation.positions || (rotation.index < batch.num_rotations() &&
+                                              2 * rotation.pairs(batch) <= parts_.head_dim);
+    if (!fits) {
+      throw KernelFailure("Indexer: rotation " + std::to_string(rotation.index) + " of the batch's " +
+                          std::to_string(batch.num_rotations()) + " does not fit head_dim " +
+                          std::to_string(parts_.head_dim));
+    }
   }
   return plane;
 }
@@ -73,6 +88,7 @@ void Indexer::choose(const ChooserInput& input, const AttentionBatch& batch, con
     parts_.queries.run(table_, pool_, of, ld, T, rows.queries);
   }
   make_rows(rows, batch, plane, page_size);
+  if (parts_.pool > 0) make_pools(batch, plane, page_size);
 
   const int64_t room =
       int64_t{kPositions} * std::max(kTileRows, parts_.num_heads) + int64_t{kPositions} * parts_.head_dim;
@@ -93,8 +109,9 @@ void Indexer::choose(const ChooserInput& input, const AttentionBatch& batch, con
     const std::vector<Task> all = tasks(batch, scores);
     const double flops = 2.0 * static_cast<double>(pairs) * parts_.num_heads * parts_.head_dim;
     for_all(all.size(), work_us(0, flops), [&](int64_t task, int thread) {
-      add_scores(all[static_cast<size_t>(task)], rows, batch, plane, page_size, scores,
-                 rooms + thread * room);
+      const auto add = parts_.pool > 0 ? &Indexer::add_pool_scores : &Indexer::add_scores;
+      (this->*add)(all[static_cast<size_t>(task)], rows, batch, plane, page_size, scores,
+                   rooms + thread * room);
     });
     for_all(scores.at.size(), work_us(16.0 * static_cast<double>(floats), 0), [&](int64_t t, int) {
       const int token = scores.first + static_cast<int>(t);
@@ -115,8 +132,10 @@ void Indexer::make_rows(const Rows& rows, const AttentionBatch& batch, const Sta
     std::vector<float> turned(static_cast<size_t>(D));
     for (int t = static_cast<int>(first); t < first + count; ++t) {
       float* key = rows.keys + t * parts_.keys.rows();
-      parts_.key_norm.in_place(table_, key, D);
-      parts_.rotation.in_place(table_, batch, t, key + begin, turned.data());
+      if (parts_.pool == 0) {
+        parts_.key_norm.in_place(table_, key, D);
+        parts_.rotation.in_place(table_, batch, t, key + begin, turned.data());
+      }
       store_row(table_, key, plane, batch.row(t, page_size));
       for (int h = 0; h < heads; ++h) {
         float* query = rows.queries + (int64_t{t} * heads + h) * D;
@@ -127,9 +146,35 @@ void Indexer::make_rows(const Rows& rows, const AttentionBatch& batch, const Sta
   });
 }
 
+void Indexer::make_pools(const AttentionBatch& batch, const StatePlane& plane, int page_size) const {
+  const int T = batch.num_tokens(), D = parts_.head_dim, P = parts_.pool;
+  const double elements = static_cast<double>(T) * D;
+  for_ranges(pool_, T, 1, work_us(8.0 * elements, 10.0 * elements), [&](int64_t first, int64_t count) {
+    std::vector<float> mean(static_cast<size_t>(D)), row(mean.size());
+    for (int t = static_cast<int>(first); t < first + count; ++t) {
+      const int end = batch.position(t) + 1;
+      if (end % P != 0) continue;
+      std::fill(mean.begin(), mean.end(), 0.0f);
+      for (int position = end - P; position < end; ++position) {
+        read_row(table_, plane, batch.pages(t), position, page_size, row.data());
+        table_.axpy(1.0f, row.data(), mean.data(), D);
+      }
+      for (float& each : mean) each /= static_cast<float>(P);
+      parts_.key_norm.in_place(table_, mean.data(), D);
+      parts_.pool_rotation.in_place(table_, batch, t, mean.data(), row.data());
+      store_row(table_, mean.data(), plane, batch.row(t, page_size));
+    }
+  });
+}
+
+const float* Indexer::weights_of(const Rows& rows, int token) const {
+  if (parts_.keys.rows() == parts_.head_dim) return ones_.data();
+  return rows.keys + token * parts_.keys.rows() + parts_.head_dim;
+}
+
 std::vector<Indexer::Task> Indexer::tasks(const AttentionBatch& batch, const Scores& scores) const {
   const int most = std::max(1, kTileRows / parts_.num_heads);
-  const int block = std::max(1, parts_.block), stretch = (kStretch + block - 1) / block * block;
+  const int stretch = (kStretch + unit() - 1) / unit() * unit();
   std::vector<Task> tasks;
   for (int begin = scores.first, end; begin < scores.end; begin = end) {
     end = begin + 1;
@@ -163,8 +208,7 @@ void Indexer::add_scores(const Task& task, const Rows& rows, const AttentionBatc
       float* const of_token = products + int64_t{t} * H * kPositions;
       for (int list = 0; list < num_lists() && seen > 0; ++list) {
         float* values = block > 0 ? of_token + list * kPositions : scores.of(token) + position;
-        if (block == 0)
-          table_.relu_sum(of_token, kPositions, rows.keys + token * parts_.keys.rows() + D, values, H, seen);
+        if (block == 0) table_.relu_sum(of_token, kPositions, weights_of(rows, token), values, H, seen);
         if (plane.scales != nullptr) table_.multiply(plane.scales_of(keys), values, seen);
         float* const best = scores.of(token) + int64_t{list} * entries;
         for (int i = 0; block > 0 && i < seen; ++i) {
@@ -181,21 +225,44 @@ void Indexer::add_scores(const Task& task, const Rows& rows, const AttentionBatc
                 });
 }
 
+void Indexer::add_pool_scores(const Task& task, const Rows& rows, const AttentionBatch& batch,
+                              const StatePlane& plane, int page_size, const Scores& scores,
+                              float* room) const {
+  const int D = parts_.head_dim, H = parts_.num_heads, P = parts_.pool;
+  const int first = task.tile.first_token, M = task.tile.num_tokens * H, end = task.end / P;
+  float *const products = room, *const keys = room + int64_t{kPositions} * std::max(kTileRows, H);
+  for (int begin = task.first / P; begin < end; begin += kPositions) {
+    const int count = std::min(kPositions, end - begin);
+    for (int i = 0; i < count; ++i)
+      read_row(table_, plane, batch.pages(first), (begin + i + 1) * P - 1, page_size, keys + int64_t{i} * D);
+    table_.rows_of(kernels::DType::kF32)
+        .matmul(rows.queries + int64_t{first} * H * D, D, keys, products, kPositions, M, count, D);
+    for (int t = 0; t < task.tile.num_tokens; ++t) {
+      const int seen = std::min(count, num_entries(batch.position(first + t)) - begin);
+      if (seen <= 0) continue;
+      table_.relu_sum(products + int64_t{t} * H * kPositions, kPositions, weights_of(rows, first + t),
+                      scores.of(first + t) + begin, H, seen);
+    }
+  }
+}
+
 // scores: null where all positions are kept.
 void Indexer::keep(const AttentionBatch& batch, int token, float* scores, ChosenPositions& chosen) const {
-  const int position = batch.position(token), block = parts_.block, entries = num_entries(position);
-  if (block == 0) return chosen.keep_top(token, scores, entries);
-  const int most = chosen.most() / block;
-  std::vector<int32_t> blocks(static_cast<size_t>(std::min(entries, most))), positions;
+  const int position = batch.position(token), entries = num_entries(position);
+  if (parts_.block == 0 && parts_.pool == 0) return chosen.keep_top(token, scores, entries);
+  const int most = chosen.most() / unit();
+  std::vector<int32_t> units(static_cast<size_t>(std::min(entries, most))), positions;
+  const auto append = [&](int begin, int end) {
+    for (int p = begin; p < std::min(end, position + 1); ++p) positions.push_back(p);
+  };
   for (int list = 0; list < num_lists(); ++list) {
     float* const of_list = scores == nullptr ? nullptr : scores + int64_t{list} * entries;
     for (int i = 0; of_list != nullptr && i < std::min(parts_.local, entries); ++i)
       of_list[entries - 1 - i] = std::numeric_limits<float>::infinity();
-    top_entries(of_list, entries, most, blocks.data());
+    top_entries(of_list, entries, most, units.data());
     positions.clear();
-    for (const int32_t each : blocks) {
-      for (int p = each * block; p < (each + 1) * block && p <= position; ++p) positions.push_back(p);
-    }
+    for (const int32_t each : units) append(each * unit(), (each + 1) * unit());
+    if (parts_.pool > 0) append(entries * parts_.pool, position + 1);
     chosen.assign(token, positions, list);
   }
 }

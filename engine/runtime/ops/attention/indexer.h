@@ -1,7 +1,10 @@
 // Learned indexer: small heads score the keys of all earlier positions, which lie in a plane of their own. A query keeps the
-// positions with the largest weighted sums over all heads (DeepSeek-V3.2, GLM-5), or, head by head, the blocks of positions
-// with the largest scores (MiniMax-M3). Scores depend on query and keys alone: not on the batch, nor on how a prompt is cut.
+// positions with the largest weighted sums over all heads (DeepSeek-V3.2, GLM-5); the pools of positions with the largest
+// sums, each scored by the mean of its keys, and the newest, incomplete pool (Qwen3.8-Flash-Next); or, head by head, the
+// blocks of positions with the largest scores (MiniMax-M3). Scores depend on query and keys alone: not on the batch, nor on
+// how a prompt is cut.
 #pragma once
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -18,19 +21,21 @@ struct IndexerParts {
   int num_heads, head_dim;
   Projection queries;  // [heads * head_dim, columns] of the block's low-rank queries, or of its input
   bool of_input;       // the latter
-  Projection keys;     // [head_dim, hidden]: the key; without blocks, a row per head follows: its weight
+  Projection keys;     // [head_dim, hidden]: the key; a row per head may follow: its weight, else 1
   Norm query_norm, key_norm;
   Rotation rotation;  // rotates the first elements of a head, or the last ones
   bool rotates_last = false;
   int block =
       0;  // positions that are chosen together, for each head by itself; 0: positions are chosen one by one
   int local = 0;  // the last so many blocks are always chosen, the query's own included
+  int pool = 0;   // positions whose keys' mean is scored in their place, once they are complete; 0: none
+  Rotation pool_rotation = {};  // the pool's key is rotated by it, for its last position
 };
 
 class Indexer final : public Chooser {
  public:
   Indexer(const kernels::KernelTable& table, ThreadPool& pool, const IndexerParts& parts)
-      : table_(table), pool_(pool), parts_(parts) {}
+      : table_(table), pool_(pool), parts_(parts), ones_(static_cast<size_t>(parts.num_heads), 1.0f) {}
 
   int num_planes() const override { return 1; }
   int num_lists() const override { return parts_.block > 0 ? parts_.num_heads : 1; }
@@ -48,12 +53,20 @@ class Indexer final : public Chooser {
 
   const StatePlane& plane(const AttentionBatch& batch, const StateCache& cache, int layer) const;
   void make_rows(const Rows& rows, const AttentionBatch& batch, const StatePlane& plane, int page_size) const;
+  // Replaces the key of each pool's last position by that of the pool.
+  void make_pools(const AttentionBatch& batch, const StatePlane& plane, int page_size) const;
+  // Positions that are chosen together.
+  int unit() const { return std::max({1, parts_.block, parts_.pool}); }
   int num_entries(int position) const {
-    return parts_.block > 0 ? position / parts_.block + 1 : position + 1;
+    return parts_.pool > 0 ? (position + 1) / parts_.pool : position / unit() + 1;
   }
+  // Weight of each head in a token's sums.
+  const float* weights_of(const Rows& rows, int token) const;
   std::vector<Task> tasks(const AttentionBatch& batch, const Scores& scores) const;
   void add_scores(const Task& task, const Rows& rows, const AttentionBatch& batch, const StatePlane& plane,
                   int page_size, const Scores& scores, float* room) const;
+  void add_pool_scores(const Task& task, const Rows& rows, const AttentionBatch& batch,
+                       const StatePlane& plane, int page_size, const Scores& scores, float* room) const;
   void keep(const AttentionBatch& batch, int token, float* scores, ChosenPositions& chosen) const;
   template <typename Body>
   void for_all(size_t count, double us, Body body) const;
@@ -61,6 +74,7 @@ class Indexer final : public Chooser {
   const kernels::KernelTable& table_;
   ThreadPool& pool_;
   IndexerParts parts_;
+  std::vector<float> ones_;
 };
 
 }  // namespace twofold

@@ -44,7 +44,6 @@ class IndexNormsOnDevice:
 
         native, (cos, sin), dim = step.kernels.native, rotation.angles(step), q.shape[2]
         if native is not None:
-            assert not self.rotates_last, "device kernels rotate the first elements"
             of_batch = IndexRows(
                 keys=rows,
                 stride=rows.stride(0),
@@ -58,6 +57,7 @@ class IndexNormsOnDevice:
                 cos=cos,
                 sin=sin,
                 rotary=2 * cos.shape[1],
+                rotates_last=self.rotates_last,
                 neighbours=rotation.neighbours,
                 slot_mapping=step.batch.slot_mapping,
             )

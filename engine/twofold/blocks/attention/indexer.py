@@ -16,7 +16,7 @@ from twofold.blocks.attention.norms import norm_part
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceState, DeviceStep, DeviceWeights
-from twofold.weights.tensor_spec import TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,7 @@ class Indexer(Chooser):
     key_eps: float = 1e-6
     """Epsilon of the keys' LayerNorm; most families state it nowhere."""
 
-    def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
+    def tensors(self, found: HasTensor, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
         heads, dim, of = self.num_heads, self.head_dim, names.matrix
         return {
             "index_q": of("indexer.wq_b", "indexer.attn_q_b", heads * dim, self.rank),
