@@ -87,14 +87,15 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             images=images or None,
             return_tensors="pt",
         )
-        pictures = [encoder.prepared(each) for each in images]
+        pictures = [encoder.picture(encoder.prepared(each)) for each in images]
         for each in pictures:
             text = text.replace("[]", family.around[0] + each.text + family.around[1], 1)
         ids: list[int] = encoder.tokenizer(text)["input_ids"]
+        media = None
+        if pictures:
+            placed = encoder.placed(ids, pictures)
+            ids, media = list(placed.token_ids), placed.media
         assert ids == given["input_ids"][0].tolist()
-        media = (
-            encoder.placed(ids, pictures, [encoder.encoded(each) for each in pictures]) if pictures else None
-        )
         given = {name: each.float() if each.is_floating_point() else each for name, each in given.items()}
         with torch.inference_mode(), lower_entries_first():
             whole = model.generate(

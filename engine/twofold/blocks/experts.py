@@ -53,6 +53,8 @@ class RoutedExperts(ExpertBlock):
     """Whether fused matrices are transposed: [E, H, 2I] and [E, I, H]."""
     weighs_rows: bool = False
     """Whether a token's routing weight multiplies its one expert's input instead of the output."""
+    first: int = 0
+    """Number of the first one in checkpoints with separate experts."""
 
     @property
     def routed(self) -> RoutedShape:
@@ -196,7 +198,7 @@ class RoutedExperts(ExpertBlock):
 
     def _one(self, module: str, names: tuple[str, str, str], part: int, expert: int) -> TensorSpec:
         return TensorSpec(
-            f"{self._where(module)}.experts.{expert}.{names[part]}.weight",
+            f"{self._where(module)}.experts.{self.first + expert}.{names[part]}.weight",
             self._shape(PARTS[part]),
             "matrix",
             f"blk.{self.layer}.ffn_{PARTS[part]}.{expert}.weight",

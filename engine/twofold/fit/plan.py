@@ -25,7 +25,6 @@ from twofold.fit.speed import Speed
 from twofold.models import picture_encoder
 from twofold.models.model_files import ModelFiles
 from twofold.models.sizing import ModelSize, describe_tables, gib, measure_files
-from twofold.weights.weight_format import packed_expert_bytes
 
 USUAL_CONTEXT: Final = 32_768
 """A context that a shorter one is not chosen below if a smaller KV cache type or fewer slots reach it."""
@@ -284,14 +283,14 @@ class _Draft:
 
     def _smaller(self, size: ModelSize) -> Iterator[str]:
         """Formats in which the model would fit."""
-        routed = size.config.routed
+        routed, layers = size.config.routed, len(size.config.moe_layers)
         for name in _SMALLER_FORMATS:
             try:
-                one = packed_expert_bytes((name,) * 3, routed.hidden_size, routed.intermediate_size)
+                of_layer = routed.bytes_by_expert((name,) * 3)
             except ValueError:
                 continue
-            needed = size.host_bytes(USUAL_CONTEXT) - size.expert_bytes + one * size.num_experts_total
-            if one < size.one_expert_bytes and needed <= self.machine.host_bytes:
+            needed = size.host_bytes(USUAL_CONTEXT) - size.expert_bytes + sum(of_layer) * layers
+            if max(of_layer) < size.one_expert_bytes and needed <= self.machine.host_bytes:
                 yield f"experts in {name} by twofold quantize or as GGUF: {gib(needed)} at context {USUAL_CONTEXT}"
         yield f"a machine with {gib(size.host_bytes(USUAL_CONTEXT))} of free memory, for context {USUAL_CONTEXT}"
 

@@ -16,6 +16,7 @@ from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.mla import Mla
 from twofold.blocks.ngram_input import NgramInput
+from twofold.blocks.picture_experts import PictureExperts
 from twofold.blocks.post_norm import PostNorm
 from twofold.blocks.residual import ATTENTION, FEED_FORWARD
 from twofold.blocks.rope import RopeConfig, preserving_length
@@ -110,7 +111,9 @@ def _with_axes(rope: RopeConfig, axes: Axes, fields: Fields) -> RopeConfig:
         sections = section.integers("mrope_section")
         if len(sections) != len(axes.sections):
             raise section.error("mrope_section", list(sections), f"{len(axes.sections)} numbers of pairs")
-    return replace(rope, sections=sections, interleaved=axes.interleaved)
+        if axes.arrangement == "rows and columns in turn" and sections[0] != sections[1]:
+            raise section.error("mrope_section", list(sections), "as many pairs of rows as of columns")
+    return replace(rope, sections=sections, arrangement=axes.arrangement)
 
 
 def _is_nested(fields: Fields) -> bool:
@@ -122,11 +125,7 @@ def _is_nested(fields: Fields) -> bool:
 def _of_text(decoder: Decoder, config: ModelConfig) -> ModelConfig:
     """The configuration without the parts of a checkpoint that are not text."""
     assert decoder.text is not None
-    count = config.routed.num_experts if decoder.text.experts_of_images else 0
-    of_images = (f"model.layers.*.mlp.experts.{count + n}.*" for n in range(count))
-    return without_images(
-        config, (*decoder.text.prefixes, *decoder.renamed), *decoder.text.images, *of_images
-    )
+    return without_images(config, (*decoder.text.prefixes, *decoder.renamed), *decoder.text.images)
 
 
 def _without_indexer(config: ModelConfig, limit: int) -> ModelConfig:
@@ -329,7 +328,7 @@ class _Layers:
         """Router, shared experts and routed experts."""
         settings, decoder, hidden = self.settings, self.decoder, attention.hidden_size
         inner = settings.first(decoder.inner)
-        router = Router(
+        router = decoder.kind_of_router(
             layer=0,
             hidden_size=hidden,
             num_experts=settings.same("num_experts"),
@@ -347,6 +346,8 @@ class _Layers:
         width = width or (settings.optional("num_shared_experts") or 0) * inner
         shared = (SharedExperts(0, hidden, width, **self._config_values(decoder.shared)),) if width else ()
         routed = decoder.kind_of_experts(0, hidden, router.num_experts, router.top_k, inner)
+        if isinstance(routed, PictureExperts):
+            routed = replace(routed, picture_size=settings.last(decoder.inner))
         return (router, *shared, replace(routed, **self._config_values(decoder.experts)))
 
 

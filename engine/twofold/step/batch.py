@@ -48,6 +48,8 @@ class StepBatch:
         """[T] number of each token's adapter, -1 for none; empty: no token has any."""
         self.media: list[MediaPart] = []
         """Pictures' rows among the tokens."""
+        self.pictures: list[bool] = []
+        """[T] whether the token has experts of pictures; empty: no token has."""
         self.continues_decode = False
         """Whether the previous step had the same sequences, one token each; all rows are sampled from then."""
         self.meta = BatchMeta(self.token_ids, self.token_ids, np.empty((0, 0), np.int32), self.token_ids)
@@ -106,6 +108,7 @@ class StepBatch:
             ids=ids_of(scheduled, self._num_ids),
         )
         self.media = media_of(scheduled)
+        self.pictures = pictures_of(scheduled)
         self._num_pages = [len(item.sequence.pages) for item in scheduled]
         return len(tokens) == len(scheduled) == len(last_rows)
 
@@ -120,7 +123,7 @@ class StepBatch:
         self.token_ids[:] = tokens
         self.positions = positions
         self.generated = [True] * len(positions)
-        self.media = []
+        self.media, self.pictures = [], []
         meta = self.meta
         meta.positions[:] = positions
         tables = meta.page_tables
@@ -157,6 +160,19 @@ def media_of(scheduled: Seq[ScheduledSequence]) -> list[MediaPart]:
             parts += media_parts(media, begin, begin + num_tokens, first)
         first += num_tokens
     return parts
+
+
+def pictures_of(scheduled: Seq[ScheduledSequence]) -> list[bool]:
+    """[T] whether the token has experts of pictures; empty: no token has."""
+    found: list[bool] = []
+    for sequence, num_tokens, *_ in scheduled:
+        media, before = sequence.request.media, sequence.num_computed
+        own = [False] * num_tokens
+        for begin, end in () if media is None else media.routed:
+            for at in range(max(begin - before, 0), min(end - before, num_tokens)):
+                own[at] = True
+        found += own
+    return found if any(found) else []
 
 
 def ids_of(scheduled: Seq[ScheduledSequence], num_ids: int) -> I64 | None:
