@@ -132,8 +132,8 @@ class TinyFamily(TinyModel):
         """The same model, of which a token goes to all experts there are, and attends to all positions."""
         if self.row.model_type == "llama4_text":  # a token has one expert
             return replace(self, num_experts=1)
-        most = ("index_topk", "index_topk_blocks")
-        all_positions = {key: 1000 for key in most if key in self.settings}
+        most = ("index_topk", "index_topk_blocks", "indexer_budget")
+        all_positions = {key: 1020 for key in most if key in self.settings}
         return replace(self.changed(**self._one_group(), **all_positions), top_k=self.num_experts)
 
     def text_config(self) -> dict[str, Any]:

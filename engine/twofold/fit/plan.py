@@ -24,7 +24,7 @@ from twofold.experts.device_split import requested_split, split_slots
 from twofold.fit.speed import Speed
 from twofold.models import picture_encoder
 from twofold.models.model_files import ModelFiles
-from twofold.models.sizing import ModelSize, gib, measure_files
+from twofold.models.sizing import ModelSize, describe_tables, gib, measure_files
 
 USUAL_CONTEXT: Final = 32_768
 """A context that a shorter one is not chosen below if a smaller KV cache type or fewer slots reach it."""
@@ -127,7 +127,8 @@ class _Draft:
     def __init__(
         self, config: EngineConfig, given: Collection[str], files: ModelFiles, machine: Machine
     ) -> None:
-        self.config, self.given, self.files, self.machine = config, frozenset(given), files, machine
+        self.config, self.given, self.machine = config, frozenset(given), machine
+        self.files = files = files.caching_rows(config.row_cache_bytes)
         self.longest = min(config.max_model_len or files.config.max_context, files.config.max_context)
         self.target = self.longest if "max_model_len" in given else min(self.longest, USUAL_CONTEXT)
         self.is_emulated = machine.accelerator.startswith("emulated")
@@ -311,10 +312,19 @@ class _Draft:
                 f"the picture encoder takes {on_host} of memory from the first picture on; on a GPU {on_device} of its "
                 "memory are reserved"
             )
+        if tables := describe_tables(size):
+            self.why["row_cache_bytes"] = tables
         self._set_accelerator()
         config = dataclasses.replace(self.config, **self.changes)
         order = ("accelerator", "gpu_experts_ratio", *SLOT_FIELDS[1:], "tensor_split", "max_model_len")
-        rest = ("max_total_tokens", "kv_cache_dtype", "cpu_threads", "backend", "vision_device")
+        rest = (
+            "max_total_tokens",
+            "kv_cache_dtype",
+            "cpu_threads",
+            "backend",
+            "vision_device",
+            "row_cache_bytes",
+        )
         names = [name for name in (*order, *rest) if name in self.why]
         shown = {"max_model_len": context or self.longest}
         choices = [

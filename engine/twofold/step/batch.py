@@ -179,13 +179,16 @@ def ids_of(scheduled: Seq[ScheduledSequence], num_ids: int) -> I64 | None:
     """[T, num_ids] ids of each token and of those before it in its sequence; None: no layer needs more than its own."""
     if num_ids < 2:
         return None
-    found = []
+    known: list[int] = []
+    rows: list[int] = []
     for sequence, num_tokens, _, drafts, _ in scheduled:
         begin = sequence.num_computed
-        first = max(0, begin + 1 - num_ids)
-        tokens = [*sequence.token_ids[first : begin + num_tokens - len(drafts)], *drafts]
-        found.append(ngram_ids(tokens, begin - first, num_ids))
-    return np.concatenate(found)
+        before = min(begin, num_ids - 1)
+        known += [-1] * (num_ids - 1 - before)
+        rows += range(len(known) + before, len(known) + before + num_tokens)
+        known += sequence.token_ids[begin - before : begin + num_tokens - len(drafts)]
+        known += drafts
+    return np.array(known, np.int64)[np.array(rows)[:, None] - np.arange(num_ids)]
 
 
 def next_ids_of(scheduled: Seq[ScheduledSequence], num_ids: int) -> I64:
