@@ -110,7 +110,8 @@ class RoutedExperts(ExpertBlock):
 
     def stacked_experts(self, weights: BlockWeights) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
         any_name = next(iter(weights.specs.values())).name
-        module = next(module for module in self.modules if any_name.startswith(f"{self._where(module)}."))
+        found = (module for module in self.modules if any_name.startswith(f"{self._where(module)}."))
+        module = self.modules[0] if self.first else next(found)  # others before the first one have its name
         gate, up, down = self._stacked(module).values()
         return gate, up, down
 
