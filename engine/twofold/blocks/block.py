@@ -167,7 +167,7 @@ class Block(ModelPart):
 
     @property
     def state_layer(self) -> int:
-        """Layer whose state the block reads: its own, or, for a block that keeps none, an earlier one."""
+        """Layer whose state the block reads: its own, or an earlier one, whose state comes before any of its own."""
         return self.layer
 
     @property
@@ -211,6 +211,14 @@ class Block(ModelPart):
     ) -> DeviceState:
         """Device memory for the state of all sequences."""
         return ()
+
+
+@dataclass(frozen=True)
+class ResidualBlock(Block):
+    """A block between preceding blocks and the residual stream: makes what they read, or takes what they add."""
+
+    over: int = field(default=1, kw_only=True)
+    """Number of preceding blocks covered."""
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,8 @@ class RopeConfig:
     """Pairs that turn by each axis of a picture's positions (time, row, column); empty: there is one axis."""
     interleaved: bool = False
     """Whether the axes alternate from pair to pair, else each has consecutive pairs."""
+    learned: tuple[float, ...] = ()
+    """Logarithms [dim/2] of learned factors of the frequencies (Mistral Large 4); empty: there are none."""
 
 
 def axes_of_pairs(rope: RopeConfig, dim: int) -> I32:
@@ -89,6 +91,12 @@ def axes_of_pairs(rope: RopeConfig, dim: int) -> I32:
 
 def inverse_frequencies(rope: RopeConfig, dim: int) -> F32:
     """Frequencies [dim/2] in radians per position, for every kind; dynamic: those within the original context."""
+    scaled = _scaled_frequencies(rope, dim)
+    return scaled * np.exp(np.array(rope.learned, np.float32)) if rope.learned else scaled
+
+
+def _scaled_frequencies(rope: RopeConfig, dim: int) -> F32:
+    """`inverse_frequencies` without learned factors."""
     one, factor = np.float32(1.0), np.float32(rope.factor)
     wavelengths = np.float32(rope.theta) ** _exponents(dim)
     if rope.kind == "linear":
@@ -113,7 +121,8 @@ def dynamic_inverse_frequencies(rope: RopeConfig, dim: int, lengths: I32, max_po
     grown = np.maximum(lengths, max_positions).astype(np.float32)
     ratio = np.float32(rope.factor) * grown / np.float32(max_positions) - np.float32(rope.factor - 1.0)
     bases = np.float32(rope.theta) * ratio ** np.float32(dim / (dim - 2))
-    return (np.float32(1.0) / bases[:, None] ** _exponents(dim)[None, :]).astype(np.float32)
+    frequencies = (np.float32(1.0) / bases[:, None] ** _exponents(dim)[None, :]).astype(np.float32)
+    return frequencies * np.exp(np.array(rope.learned, np.float32)) if rope.learned else frequencies
 
 
 def attention_factor(rope: RopeConfig) -> float:

@@ -41,8 +41,9 @@ void Indexer::for_all(size_t count, double us, Body body) const {
 }
 
 const StatePlane& Indexer::plane(const AttentionBatch& batch, const StateCache& cache, int layer) const {
-  const StatePlane& plane = cache.planes(layer).back();
-  if (plane.width != parts_.head_dim) {
+  const std::vector<StatePlane>& planes = cache.planes(layer);
+  const StatePlane& plane = planes[planes.size() - static_cast<size_t>(num_planes())];
+  if (plane.width != parts_.head_dim || planes.back().width != parts_.head_dim) {
     throw KernelFailure("Indexer: the cache has keys of " + std::to_string(plane.width) +
                         " elements; expected " + std::to_string(parts_.head_dim));
   }
@@ -61,18 +62,18 @@ void Indexer::choose(const ChooserInput& input, const AttentionBatch& batch, con
                      int layer, ChosenPositions& chosen) {
   const StatePlane& plane = this->plane(batch, cache, layer);
   const int T = batch.num_tokens(), page_size = cache.page_size();
-  int64_t longest = 0;
-  for (int t = 0; t < T; ++t) longest = std::max<int64_t>(longest, batch.position(t) + 1);
+  int longest = 0;
+  for (int t = 0; t < T; ++t) longest = std::max(longest, batch.position(t));
   const int64_t key_floats = T * parts_.keys.rows();
   Rows rows{pool_.scratch_floats(kChooserScratch, key_floats + T * parts_.queries.rows()), nullptr};
   parts_.keys.run(table_, pool_, input.hidden, parts_.keys.columns(), T, rows.keys);
-  if (longest > chosen.most()) {
+  const int most = most_entries(chosen);
+  if (num_entries(longest) > most) {
     rows.queries = rows.keys + key_floats;
-    const float* of = parts_.of_input ? input.hidden : input.projected;
-    const int64_t ld = parts_.of_input ? parts_.keys.columns() : input.width;
-    parts_.queries.run(table_, pool_, of, ld, T, rows.queries);
+    project_queries(input, T, rows.queries);
   }
-  make_rows(rows, batch, plane, page_size);
+  make_rows(rows, batch, plane, cache, layer);
+  if (parts_.pooled > 0) pool_keys(batch, cache, layer);
 
   const int64_t room =
       int64_t{kPositions} * std::max(kTileRows, parts_.num_heads) + int64_t{kPositions} * parts_.head_dim;
@@ -81,7 +82,7 @@ void Indexer::choose(const ChooserInput& input, const AttentionBatch& batch, con
     scores.at.clear();
     for (scores.end = scores.first; scores.end < T; ++scores.end) {
       const int position = batch.position(scores.end);
-      const bool scored = position >= chosen.most();
+      const bool scored = num_entries(position) > most;
       const int64_t own = scored ? (int64_t{num_lists()} * num_entries(position) + 15) / 16 * 16 : 0;
       if (floats > 0 && floats + own > kScoreFloats) break;
       scores.at.push_back(scored ? floats : -1);
@@ -93,8 +94,9 @@ void Indexer::choose(const ChooserInput& input, const AttentionBatch& batch, con
     const std::vector<Task> all = tasks(batch, scores);
     const double flops = 2.0 * static_cast<double>(pairs) * parts_.num_heads * parts_.head_dim;
     for_all(all.size(), work_us(0, flops), [&](int64_t task, int thread) {
-      add_scores(all[static_cast<size_t>(task)], rows, batch, plane, page_size, scores,
-                 rooms + thread * room);
+      const auto add = parts_.pooled > 0 ? &Indexer::add_pool_scores : &Indexer::add_scores;
+      (this->*add)(all[static_cast<size_t>(task)], rows, batch, plane, page_size, scores,
+                   rooms + thread * room);
     });
     for_all(scores.at.size(), work_us(16.0 * static_cast<double>(floats), 0), [&](int64_t t, int) {
       const int token = scores.first + static_cast<int>(t);
@@ -103,10 +105,25 @@ void Indexer::choose(const ChooserInput& input, const AttentionBatch& batch, con
   }
 }
 
-// Norms and rotates keys and queries, and stores the keys.
+void Indexer::project_queries(const ChooserInput& input, int num_tokens, float* queries) const {
+  const Projection& of = parts_.queries;
+  if (!parts_.of_input) return of.run(table_, pool_, input.projected, input.width, num_tokens, queries);
+  const int64_t H = parts_.keys.columns();
+  if (parts_.input_norm.weight == nullptr) return of.run(table_, pool_, input.hidden, H, num_tokens, queries);
+  float* const normed = pool_.scratch_floats(kChooserScratch + 1, num_tokens * H);
+  norm_rows(table_, pool_, input.hidden, of.norm, of.eps, normed, num_tokens, static_cast<int>(H));
+  for (int64_t t = 0; t < num_tokens; ++t)
+    parts_.input_norm.in_place(table_, normed + t * H, static_cast<int>(H));
+  Projection plain = of;
+  plain.norm = nullptr;
+  plain.run(table_, pool_, normed, H, num_tokens, queries);
+}
+
+// Norms, rotates and scales keys and queries, and stores the keys.
 void Indexer::make_rows(const Rows& rows, const AttentionBatch& batch, const StatePlane& plane,
-                        int page_size) const {
-  const int T = batch.num_tokens(), D = parts_.head_dim;
+                        const StateCache& cache, int layer) const {
+  const int T = batch.num_tokens(), D = parts_.head_dim, page_size = cache.page_size();
+  const StatePlane* const gates = parts_.pooled > 0 ? &cache.planes(layer).back() : nullptr;
   const int heads = rows.queries == nullptr ? 0 : parts_.num_heads;
   const bool last = parts_.rotates_last && parts_.rotation.positions;
   const int begin = last ? D - 2 * parts_.rotation.pairs(batch) : 0;
@@ -118,13 +135,63 @@ void Indexer::make_rows(const Rows& rows, const AttentionBatch& batch, const Sta
       parts_.key_norm.in_place(table_, key, D);
       parts_.rotation.in_place(table_, batch, t, key + begin, turned.data());
       store_row(table_, key, plane, batch.row(t, page_size));
+      if (gates != nullptr) store_row(table_, key + D, *gates, batch.row(t, page_size));
       for (int h = 0; h < heads; ++h) {
         float* query = rows.queries + (int64_t{t} * heads + h) * D;
         parts_.query_norm.in_place(table_, query, D);
         parts_.rotation.in_place(table_, batch, t, query + begin, turned.data());
+        parts_.scale.apply(parts_.scale.factor(batch.position(t), h), query, D);
       }
     }
   });
+}
+
+// Writes the keys of pools whose last position is one of the batch's, all of whose rows are stored by then. They are made of
+// rows as the cache has them, so that no cut of a prompt shows.
+void Indexer::pool_keys(const AttentionBatch& batch, const StateCache& cache, int layer) const {
+  const int P = parts_.pooled, D = parts_.head_dim, page_size = cache.page_size();
+  const std::vector<StatePlane>& planes = cache.planes(layer);
+  const StatePlane &keys = planes[planes.size() - 2], &gates = planes.back();
+  const double elements = static_cast<double>(batch.num_tokens()) * D;
+  const auto read = [&](const StatePlane& plane, int64_t at, float* to) {
+    const char* const row = plane.base + at * plane.row_bytes;
+    table_.rows_of(plane.dtype).widen(row, to, D);
+    for (int i = 0; plane.scales != nullptr && i < D; ++i) to[i] *= *plane.scales_of(row);
+  };
+  for_ranges(pool_, batch.num_tokens(), 1, work_us(12.0 * elements, 60.0 * elements),
+             [&](int64_t first, int64_t count) {
+               std::vector<float> logits(static_cast<size_t>(P) * static_cast<size_t>(D));
+               std::vector<float> key(static_cast<size_t>(D)), sum(key), total(key), most(key);
+               for (int t = static_cast<int>(first); t < first + count; ++t) {
+                 if ((batch.position(t) + 1) % P != 0) continue;
+                 const int begin = batch.position(t) + 1 - P;
+                 const auto row = [&](int j) {
+                   const int at = begin + j;
+                   return int64_t{batch.pages(t)[at / page_size]} * page_size + at % page_size;
+                 };
+                 std::fill(most.begin(), most.end(), -std::numeric_limits<float>::infinity());
+                 for (int j = 0; j < P; ++j) {
+                   float* const of = logits.data() + int64_t{j} * D;
+                   read(gates, row(j), of);
+                   for (int i = 0; i < D; ++i) {
+                     of[i] += parts_.pool_bias[int64_t{j} * D + i];
+                     most[size_t(i)] = std::max(most[size_t(i)], of[i]);
+                   }
+                 }
+                 std::fill(sum.begin(), sum.end(), 0.0f);
+                 std::fill(total.begin(), total.end(), 0.0f);
+                 for (int j = 0; j < P; ++j) {
+                   read(keys, row(j), key.data());
+                   for (int i = 0; i < D; ++i) {
+                     const float weight = std::exp(logits[size_t(j * D + i)] - most[size_t(i)]);
+                     total[size_t(i)] += weight;
+                     sum[size_t(i)] += weight * key[size_t(i)];
+                   }
+                 }
+                 for (int i = 0; i < D; ++i) sum[size_t(i)] /= total[size_t(i)];
+                 store_row(table_, sum.data(), keys, row(P - 1));
+               }
+             });
 }
 
 std::vector<Indexer::Task> Indexer::tasks(const AttentionBatch& batch, const Scores& scores) const {
@@ -137,7 +204,8 @@ std::vector<Indexer::Task> Indexer::tasks(const AttentionBatch& batch, const Sco
     while (end < scores.end && end - begin < most && scores.of(end) != nullptr &&
            batch.pages(end) == batch.pages(begin) && batch.position(end) == batch.position(end - 1) + 1)
       ++end;
-    const int length = batch.position(end - 1) + 1;
+    const int last = batch.position(end - 1);
+    const int length = parts_.pooled > 0 ? num_entries(last) : last + 1;
     for (int first = 0; first < length; first += stretch)
       tasks.push_back({{begin, end - begin}, first, std::min(first + stretch, length)});
   }
@@ -164,7 +232,8 @@ void Indexer::add_scores(const Task& task, const Rows& rows, const AttentionBatc
       for (int list = 0; list < num_lists() && seen > 0; ++list) {
         float* values = block > 0 ? of_token + list * kPositions : scores.of(token) + position;
         if (block == 0)
-          table_.relu_sum(of_token, kPositions, rows.keys + token * parts_.keys.rows() + D, values, H, seen);
+          table_.relu_sum(of_token, kPositions, rows.keys + token * parts_.keys.rows() + parts_.weights_at(),
+                          values, H, seen);
         if (plane.scales != nullptr) table_.multiply(plane.scales_of(keys), values, seen);
         float* const best = scores.of(token) + int64_t{list} * entries;
         for (int i = 0; block > 0 && i < seen; ++i) {
@@ -181,11 +250,42 @@ void Indexer::add_scores(const Task& task, const Rows& rows, const AttentionBatc
                 });
 }
 
+// The same of pools, whose keys are gathered: each is the last row of its pool.
+void Indexer::add_pool_scores(const Task& task, const Rows& rows, const AttentionBatch& batch,
+                              const StatePlane& plane, int page_size, const Scores& scores,
+                              float* room) const {
+  const int D = parts_.head_dim, H = parts_.num_heads;
+  const int first = task.tile.first_token, M = task.tile.num_tokens * H;
+  float *const products = room, *const keys = room + int64_t{kPositions} * std::max(kTileRows, H);
+  const int32_t* const pages = batch.pages(first);
+  for (int begin = task.first; begin < task.end; begin += kPositions) {
+    const int count = std::min(kPositions, task.end - begin);
+    for (int n = 0; n < count; ++n) {
+      const int at = (begin + n + 1) * parts_.pooled - 1;
+      const char* const row =
+          plane.base + (int64_t{pages[at / page_size]} * page_size + at % page_size) * plane.row_bytes;
+      float* const key = keys + int64_t{n} * D;
+      table_.rows_of(plane.dtype).widen(row, key, D);
+      for (int i = 0; plane.scales != nullptr && i < D; ++i) key[i] *= *plane.scales_of(row);
+    }
+    table_.rows_of(kernels::DType::kF32)
+        .matmul(rows.queries + int64_t{first} * H * D, D, keys, products, kPositions, M, count, D);
+    for (int t = 0; t < task.tile.num_tokens; ++t) {
+      const int token = first + t, seen = std::min(count, num_entries(batch.position(token)) - begin);
+      if (seen <= 0) continue;
+      table_.relu_sum(products + int64_t{t} * H * kPositions, kPositions,
+                      rows.keys + token * parts_.keys.rows() + parts_.weights_at(), scores.of(token) + begin,
+                      H, seen);
+    }
+  }
+}
+
 // scores: null where all positions are kept.
 void Indexer::keep(const AttentionBatch& batch, int token, float* scores, ChosenPositions& chosen) const {
-  const int position = batch.position(token), block = parts_.block, entries = num_entries(position);
+  const int position = batch.position(token), entries = num_entries(position);
+  const int block = std::max(parts_.block, parts_.pooled);
   if (block == 0) return chosen.keep_top(token, scores, entries);
-  const int most = chosen.most() / block;
+  const int most = most_entries(chosen);
   std::vector<int32_t> blocks(static_cast<size_t>(std::min(entries, most))), positions;
   for (int list = 0; list < num_lists(); ++list) {
     float* const of_list = scores == nullptr ? nullptr : scores + int64_t{list} * entries;
@@ -196,6 +296,7 @@ void Indexer::keep(const AttentionBatch& batch, int token, float* scores, Chosen
     for (const int32_t each : blocks) {
       for (int p = each * block; p < (each + 1) * block && p <= position; ++p) positions.push_back(p);
     }
+    for (int p = entries * block; parts_.pooled > 0 && p <= position; ++p) positions.push_back(p);
     chosen.assign(token, positions, list);
   }
 }

@@ -62,6 +62,11 @@ class Selection(ABC):
         """Activation values per token that are alive at once on a device."""
         return 0
 
+    @property
+    def missing_in_device_kernels(self) -> str | None:
+        """See `Block.missing_in_device_kernels`."""
+        return None
+
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
         return {"stretch": self.native, "bidirectional": self.bidirectional}
 
@@ -170,6 +175,10 @@ class Chosen(Selection):
     @property
     def device_elements_per_token(self) -> int:
         return 0 if self.chooser is None else self.chooser.device_elements_per_token
+
+    @property
+    def missing_in_device_kernels(self) -> str | None:
+        return None if self.chooser is None else self.chooser.missing_in_device_kernels
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
         chooser = None if self.chooser is None else self.chooser.cpu(weights, pool)
