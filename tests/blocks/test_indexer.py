@@ -13,6 +13,7 @@ from twofold.blocks.attention import chooser
 from twofold.blocks.attention.block_indexer import BlockIndexer
 from twofold.blocks.attention.chooser import SCORES_AT_ONCE
 from twofold.blocks.attention.indexer import Indexer
+from twofold.blocks.attention.pooled_indexer import PooledIndexer
 from twofold.blocks.attention.rotation import PAIRED, Rotation
 from twofold.blocks.attention.selection import Chosen, SelectionOnDevice
 from twofold.blocks.block import Cost, Pages
@@ -36,6 +37,13 @@ def indexer(rotation: Rotation = PAIRED, most: int = MOST) -> Indexer:
         eps=MLA.eps,
         rank_eps=MLA.latent_eps,
         rotation=rotation,
+    )
+
+
+def pooled(most_pools: int) -> PooledIndexer:
+    assert MLA.q_lora_rank is not None
+    return PooledIndexer(
+        5, 18, pooled=3, most_pools=most_pools, rank=MLA.q_lora_rank, eps=MLA.eps, rank_eps=MLA.latent_eps
     )
 
 
@@ -155,9 +163,20 @@ def test_key_heads_choose_the_same_blocks_on_both_sides(
         assert (errors < 0.03).mean() > 0.8, "more than one choice in five differs"
 
 
+def test_both_sides_choose_the_same_pools(tmp_path: Path) -> None:
+    own = pooled(2)
+    layers = Layers(MLA, tmp_path, Chosen(own.most, own), Chosen(own.most))
+    expected, found = np.concatenate(layers.on_cpu()), np.concatenate(layers.on_device(TorchKernels()))
+    errors = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    assert (errors < 0.03).mean() > 0.8, "more than one choice in five differs"
+
+
+@pytest.mark.parametrize("own", [indexer(), pooled(2)], ids=["positions", "pools"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8", "fp8"])
-def test_keys_of_any_type_choose_the_same_positions_within_rounding(dtype: str, tmp_path: Path) -> None:
-    layers = Layers(MLA, tmp_path, Chosen(MOST, indexer()), Chosen(MOST))
+def test_keys_of_any_type_choose_the_same_positions_within_rounding(
+    dtype: str, own: Indexer | PooledIndexer, tmp_path: Path
+) -> None:
+    layers = Layers(MLA, tmp_path, Chosen(own.most, own), Chosen(own.most))
     exact, rounded = (np.concatenate(layers.on_cpu(kind)) for kind in ("float32", dtype))
     errors = np.linalg.norm(rounded - exact, axis=1) / np.linalg.norm(exact, axis=1)
     assert (errors < 0.1).mean() > 0.8, "more than one choice in five differs"
