@@ -31,7 +31,8 @@ PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 
 # What `make test-levels` runs again at each lesser level of the CPU's kernels.
-MODEL_TESTS = tests/blocks tests/core tests/device tests/engine tests/experts tests/models tests/parallel tests/step tests/vision tests/weights
+MODEL_TESTS = tests/blocks tests/core tests/device tests/engine tests/experts tests/models tests/parallel tests/step \
+  tests/vision/test_pictures.py tests/vision/test_bidirectional_pictures.py tests/weights
 AVX2_TESTS ?= $(MODEL_TESTS) tests/native tests/kernels
 GENERIC_TESTS ?= $(MODEL_TESTS)
 # torch and its libraries round by the CPU's level, too: held to what such a CPU has.

@@ -42,18 +42,22 @@ __device__ inline Moments moments(const uint16_t* row, int n, int lane, float ep
   return {mean, rsqrtf(warp_sum(squares) / float(n) + epsilon)};
 }
 
-// `to` = the row of value(i), its first elements rotated.
+// `to` = the row of value(i), its first or last elements rotated.
 template <class Value>
 __device__ inline void rotate_row(const IndexRows& rows, int token, int head_dim, int lane, uint16_t* to,
                                   Value value) {
-  const int half = rows.rotary / 2;
+  const int half = rows.rotary / 2, begin = rows.rotates_last ? head_dim - rows.rotary : 0;
   for (int i = lane; i < half; i += kWarpSize) {
-    const float a = value(rows.neighbours ? 2 * i : i), b = value(rows.neighbours ? 2 * i + 1 : half + i);
+    const float a = value(begin + (rows.neighbours ? 2 * i : i));
+    const float b = value(begin + (rows.neighbours ? 2 * i + 1 : half + i));
     const float c = rows.cos[int64_t(token) * half + i], s = rows.sin[int64_t(token) * half + i];
-    to[i] = bf16_of_float(a * c - b * s);
-    to[half + i] = bf16_of_float(b * c + a * s);
+    to[begin + i] = bf16_of_float(a * c - b * s);
+    to[begin + half + i] = bf16_of_float(b * c + a * s);
   }
-  for (int i = rows.rotary + lane; i < head_dim; i += kWarpSize) to[i] = bf16_of_float(value(i));
+  for (int i = lane; i < head_dim - rows.rotary; i += kWarpSize) {
+    const int at = i < begin ? i : i + rows.rotary;
+    to[at] = bf16_of_float(value(at));
+  }
 }
 
 __global__ void __launch_bounds__(kStoreThreads)

@@ -60,9 +60,10 @@ __global__ void mla_join_kernel(MlaDecode decode, float* workspace, int splits, 
   const int64_t row = int64_t(sequence) * decode.num_heads + blockIdx.x;
   const auto [first, length, list] =
       attended<kChosen>(decode.chosen, decode.select, sequence, decode.seq_lens[sequence], 0, 1);
+  const float sink = decode.sinks != nullptr ? decode.sinks[blockIdx.x] : -INFINITY;
   for (int column = threadIdx.x; column < latent; column += blockDim.x) {
     out[row * latent + column] =
-        bf16_of_float(mla_join(workspace, row, length, first, splits, latent, column));
+        bf16_of_float(mla_join(workspace, row, length, first, splits, latent, column, sink));
   }
 }
 

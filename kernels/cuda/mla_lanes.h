@@ -154,13 +154,15 @@ TWOFOLD_HD void mla_leave(const MlaTile& tile, int thread, const float (&sums)[k
   }
 }
 
-// Column `column` of one head's mean latent, from its splits in order; `first` as in split_range.
+// Column `column` of one head's mean latent, from its splits in order; `first` as in split_range. sink: a logit that takes
+// weight and gives nothing, -INFINITY: none.
 TWOFOLD_HD float mla_join(float* workspace, int64_t row, int length, int first, int splits, int latent,
-                          int column) {
-  float most = -INFINITY;
+                          int column, float sink) {
+  float most = sink;
   for (int s = first / kSplitTokens; s < num_splits(length); ++s)
     most = fmaxf(most, mla_partial(workspace, row, s, splits, latent)[0]);
-  float total = 0, value = 0;
+  if (most == -INFINITY) return 0.0f;
+  float total = expf(sink - most), value = 0;
   for (int s = first / kSplitTokens; s < num_splits(length); ++s) {
     const float* part = mla_partial(workspace, row, s, splits, latent);
     const float weight = expf(part[0] - most);

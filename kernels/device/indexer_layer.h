@@ -28,7 +28,8 @@ struct IndexRows {
   float epsilon;
   const float* cos;  // [tokens][rotary / 2]
   const float* sin;
-  int rotary;                   // first elements of keys and queries that are rotated
+  int rotary;                   // elements of keys and queries that are rotated
+  bool rotates_last;            // the last ones; else the first ones
   bool neighbours;              // rotation pairs (2i, 2i + 1); else (i, i + rotary / 2)
   const int64_t* slot_mapping;  // [tokens] page * page_size + position within it, -1: a row of padding
 };

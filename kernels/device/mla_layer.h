@@ -47,6 +47,7 @@ struct MlaDecode {
   int max_length;  // bounds the launch
   kernels::ScoreRule rule;
   kernels::Stretch select;
+  const float* sinks = nullptr;        // [heads] logit that takes weight and gives nothing; null: none
   kernels::PositionLists chosen = {};  // a list for each sequence
 };
 

@@ -21,6 +21,7 @@ PAGES: Final[dict[str, tuple[str, Callable[[], str]]]] = {
     "http-routes": ("HTTP routes", server_pages.http_routes),
     "request-fields": ("Request fields", server_pages.request_fields),
     "layers-of-families": ("Layers of model families", family_pages.layers_of_families),
+    "models-that-do-not-run-yet": ("Models that do not run yet", family_pages.models_that_do_not_run_yet),
     "metrics": ("Metrics", server_pages.metrics),
     "scheduler": ("Layer scheduler", core_page.scheduler),
     "serve-a-real-model": ("Serve a real model", fit_page.serve_a_real_model),

@@ -17,8 +17,9 @@ from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceStep
 from twofold.blocks.ffn import DenseFfn
-from twofold.blocks.hyper_connection import HyperConnection, StreamHead, StreamMix
+from twofold.blocks.hyper_connection import HyperConnection, StreamHead
 from twofold.blocks.residual_device import begun_residuals, run_blocks
+from twofold.blocks.stream_mixes import WeightedStreams
 from twofold.device.kernels import TorchKernels
 from twofold.device.model import TorchWeights
 from twofold.weights.checkpoint import Checkpoint
@@ -32,10 +33,12 @@ class Streams:
     """Two feed-forward parts, each joined with the streams, and the head; and what transformers makes of the same."""
 
     def __init__(self, directory: Path, streams: int, rounds: int, eps: float) -> None:
-        mix = StreamMix(streams, HIDDEN, eps=1e-5, offset=eps)
+        mix = WeightedStreams(
+            streams, HIDDEN, eps=1e-5, offset=eps, magnitude=2.0, output_offset=0.0, rounds=rounds
+        )
         self.blocks: list[Block] = []
         for layer in range(2):
-            joins = HyperConnection(layer, mix, "attn_hc", 2.0, output_offset=0.0, rounds=rounds)
+            joins = HyperConnection(layer, mix, "attn_hc")
             self.blocks += [DenseFfn(layer, HIDDEN, 20, 1e-6), joins]
         self.blocks.append(StreamHead(1, mix, "model.hc_head.hc_"))
         specs, rng = (

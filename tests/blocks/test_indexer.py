@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from twofold.blocks.attention import chooser
 from twofold.blocks.attention.block_indexer import BlockIndexer
 from twofold.blocks.attention.chooser import SCORES_AT_ONCE
+from twofold.blocks.attention.gated_pool_indexer import GatedPoolIndexer
 from twofold.blocks.attention.indexer import Indexer
-from twofold.blocks.attention.pooled_indexer import PooledIndexer
 from twofold.blocks.attention.rotation import PAIRED, Rotation
 from twofold.blocks.attention.selection import Chosen, SelectionOnDevice
 from twofold.blocks.block import Cost, Pages
@@ -40,9 +40,9 @@ def indexer(rotation: Rotation = PAIRED, most: int = MOST) -> Indexer:
     )
 
 
-def pooled(most_pools: int) -> PooledIndexer:
+def pooled(most_pools: int) -> GatedPoolIndexer:
     assert MLA.q_lora_rank is not None
-    return PooledIndexer(
+    return GatedPoolIndexer(
         5, 18, pooled=3, most_pools=most_pools, rank=MLA.q_lora_rank, eps=MLA.eps, rank_eps=MLA.latent_eps
     )
 
@@ -174,7 +174,7 @@ def test_both_sides_choose_the_same_pools(tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", [indexer(), pooled(2)], ids=["positions", "pools"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8", "fp8"])
 def test_keys_of_any_type_choose_the_same_positions_within_rounding(
-    dtype: str, own: Indexer | PooledIndexer, tmp_path: Path
+    dtype: str, own: Indexer | GatedPoolIndexer, tmp_path: Path
 ) -> None:
     layers = Layers(MLA, tmp_path, Chosen(own.most, own), Chosen(own.most))
     exact, rounded = (np.concatenate(layers.on_cpu(kind)) for kind in ("float32", dtype))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from twofold._testing import kernels
 from twofold.blocks import ops
+from twofold.blocks.ngram_hash import ngram_ids
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.slot_plan import DenseCost, SlotPlan
@@ -32,7 +33,11 @@ class PagedSequence:
     pages: npt.NDArray[np.int32]
     prompt_length: int
     record: int
-    length: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass
@@ -73,6 +78,9 @@ class Runner:
             page_tables=np.stack([seq.pages for seq, _ in parts]),
             prompt_lengths=np.array([seq.prompt_length for seq, _ in parts], np.int32),
             records=np.array([seq.record for seq, _ in parts], np.int32),
+            ids=np.concatenate(
+                [ngram_ids([*seq.tokens, *ids], seq.length, max(1, self.model.num_ids)) for seq, ids in parts]
+            ),
         )
         generated = [
             bool(at >= seq.prompt_length)
@@ -83,7 +91,7 @@ class Runner:
         self._steps += 1
         hidden = self.model.forward(tokens, batch, self.cache, self.moe.executor)
         for seq, ids in parts:
-            seq.length += len(ids)
+            seq.tokens += ids
         return np.split(hidden, np.cumsum([len(ids) for _, ids in parts])[:-1])
 
     def logits(self, hidden: F32) -> F32:

@@ -166,14 +166,15 @@ def test_hyper_connections_join_blocks_with_several_streams() -> None:
             def mix(n: int, pool: ops.ThreadPool = pool) -> dict[str, Any]:
                 packed = ops.PackedMatrix(pool, [WeightMatrix(mixes[n], "f32", streams * H)])
                 known = {"base": bases[n].copy(), "scale": scales[n].copy(), "num_streams": streams}
-                return {"mix": packed, **known, "eps": eps, "offset": offset}
+                magnitude = {"magnitude": 1.7} if len(scales[n]) > 1 else {}
+                return {"mix": packed, **known, "eps": eps, "offset": offset, **magnitude}
 
             first, second = (feed_forward(pool, of) for of in (weights, more))
             gate = np.ones((4, H), np.float32)
             decoder = ops.Decoder(
                 [
                     ops.DenseFfn(pool, norm_weight=norms[0].copy(), **first, eps=1e-6),
-                    ops.HyperConnection(pool, **mix(0), magnitude=1.7, over=1),
+                    ops.HyperConnection(pool, **mix(0), over=1),
                     ops.Router(
                         pool,
                         norm_weight=norms[1].copy(),
@@ -182,7 +183,7 @@ def test_hyper_connections_join_blocks_with_several_streams() -> None:
                         shape=ops.RouterShape(2),
                     ),
                     ops.SharedExperts(pool, **second),
-                    ops.HyperConnection(pool, **mix(1), magnitude=1.7, over=2),
+                    ops.HyperConnection(pool, **mix(1), over=2),
                     *([ops.StreamHead(pool, **mix(2))] if has_head else []),
                 ]
             )

@@ -156,7 +156,7 @@ _SIZES: Final[dict[str, Sizes]] = {
     "aria": lambda r, sizes: {"moe_intermediate_size": sizes["intermediate_size"]},
     "deepseek_ocr2": _own_head_dim,
     "deepseek_v2": lambda r, sizes: {"n_group": 1, "topk_group": 1},
-    **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5"), _DELTA),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5", "qwen4_exp"), _DELTA),
 }
 
 
@@ -273,6 +273,23 @@ def _large4(r: random.Random, model: TinyFamily) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _qwen4(r: random.Random, model: TinyFamily) -> dict[str, Any]:
+    pool = r.randint(1, 6)
+    kinds = r.choice(("full_attention", "indexed_attention"))
+    delta, ngram_size, heads = _delta(r, model), r.randint(2, 4), r.randint(1, 3)
+    linear = [n + 1 for n, kind in enumerate(delta["layer_types"]) if kind != FULL]
+    return delta | {
+        "ple_layer_ids": r.sample(linear, r.randint(0, min(2, len(linear)))), "ngram_size": ngram_size,
+        "heads_per_ngram": heads, "ple_embed_dim": (ngram_size - 1) * heads * r.choice((4, 7)),
+        "ple_conv_kernel_size": r.randint(2, 4), "ngram_vocab_size_base": r.randint(20, 90),
+        "make_ngram_vocab_size_divisible_by": r.choice((1, 8)), "split_ngram_parts": r.choice((1, 3)),
+        "layer_types": [kinds if kind == FULL else kind for kind in delta["layer_types"]],
+        "hc_count": r.randint(2, 5), "hc_lowrank": r.randint(3, 40), "indexer_n_heads": r.randint(1, 5),
+        "indexer_head_dim": model.head_dim + r.randint(0, 20), "indexer_compress_ratio": pool,
+        "indexer_budget": pool * r.randint(1, 8), "output_gate_type": r.choice((None, "silu", "sigmoid")),
+    }  # fmt: skip
+
+
 _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]] = {
     "glm4_moe": lambda r, model: _predicting(r, model) | {
         "use_qk_norm": r.random() < 0.5, "partial_rotary_factor": r.choice((0.25, 0.5, 0.5, 0.75, 1.0)),
@@ -292,10 +309,11 @@ _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]
     ),
     "mistral_large4": _large4,
     "deepseek_ocr2": lambda r, model: {"topk_method": r.choice(("greedy", "group_limited_greedy"))},
-    "dots3_note": lambda r, model: _indexer(r, model) | {
+    "dots3_note": lambda r, model: (indexer := _indexer(r, model)) | {
         "swa_num_attention_heads": (heads := r.randint(1, 4)), "swa_num_key_value_heads": heads,
-        "swa_q_lora_rank": r.randint(5, 30), "swa_kv_lora_rank": r.randint(5, 40), "swa_v_head_dim": r.randint(3, 20),
-        "swa_head_dim": 16, "swa_qk_nope_head_dim": r.choice((8, 12, 14)),
+        "swa_q_lora_rank": r.choice((indexer["q_lora_rank"], r.randint(5, 30))),
+        "swa_kv_lora_rank": r.randint(5, 40), "swa_v_head_dim": r.randint(3, 20), "swa_head_dim": 16,
+        "swa_qk_nope_head_dim": 16 - r.choice((indexer["qk_rope_head_dim"], 8, 4, 2)),
         "shared_experts_intermediate_size": r.randint(5, 40), "swa_rope_theta": r.choice((1e3, 5e4)),
     },
     "minimax_m3": lambda r, model: {
@@ -312,7 +330,7 @@ _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]
     "ernie4_5_moe": _interval, "granitemoe": _multipliers,
     "granitemoe-shared": lambda r, model: _multipliers(r, model) | {"shared_intermediate_size": r.randint(5, 70)},
     "gemma4": _gemma4, "gemma4-small": _gemma4, "llama4": _llama4, "lfm2_moe": _lfm2, "qwen3_next": _delta,
-    "qwen3_5_moe": _delta,
+    "qwen3_5_moe": _delta, "qwen4_exp": _qwen4,
     "qwen3_5": lambda r, model: {
         name: value for name, value in _delta(r, model).items() if name != "shared_expert_intermediate_size"
     },

@@ -20,6 +20,7 @@ from tests.tiny_models.writing import _write_json, tiny_config, tiny_weights, wr
 F32 = npt.NDArray[np.float32]
 PREDICTING = (
     "deepseek_v3", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "ernie4_5_moe", "qwen3_next", "qwen3_5_moe",
+    "qwen4_exp",
 )  # fmt: skip
 MODELS: dict[str, TinyFamily] = {
     "qwen3_moe": TinyFamily(
@@ -74,7 +75,7 @@ class MtpReference:
         centred = float(config.head.zero_centred)
         tensors = {
             name: torch.from_numpy(weights[f"{own}{name}.weight"])
-            for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+            for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm", "fc_embedding", "fc_hidden")
             if f"{own}{name}.weight" in weights
         }
         layer = reference(plain)
@@ -87,7 +88,12 @@ class MtpReference:
             layer.config.layer_types = layer.config.layer_types[model.num_layers :]
         for name in ("enorm", "hnorm"):
             tensors[name] = tensors[name] + centred
-        return cls(target, layer, tensors, 1e-6)
+        if "fc_hidden" not in tensors:
+            return cls(target, layer, tensors, 1e-6)
+        for name, values in layer.model.hyper_connection_mixer.named_parameters():
+            values.data = torch.from_numpy(weights[f"{own}hyper_connection_mixer.{name}"])
+        layer.model.config.ple_layer_ids = []
+        return _OfStreams(target, layer, tensors, 1e-6)
 
     @torch.no_grad()
     @lower_entries_first()
@@ -95,20 +101,49 @@ class MtpReference:
         """Greedily chained: of each depth, logits after `ids`; of the first one at every position but the last."""
         tokens = torch.tensor([ids])
         embed = self.target.model.embed_tokens
-        hidden = self.target.model(tokens[:, :-1], use_cache=False).last_hidden_state
-        joined = self._joined(embed(tokens[:, 1:]), hidden)
+        _, states = self._run(self.target.model, input_ids=tokens[:, :-1])
+        joined = self._joined(embed(tokens[:, 1:]), states)
         found = []
         for _ in range(depth):
-            hidden = self.layer.model(inputs_embeds=joined, use_cache=False).last_hidden_state
+            hidden, states = self._run(self.layer.model, inputs_embeds=joined)
             logits = self.target.lm_head(hidden)[0]
             found.append(logits.float().numpy() if not found else logits[-1].float().numpy())
             drafted = logits[-1].argmax()[None, None]
-            joined = torch.cat([joined, self._joined(embed(drafted), hidden[:, -1:])], 1)
+            joined = torch.cat([joined, self._joined(embed(drafted), states[:, -1:])], 1)
         return found
 
-    def _joined(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, self.eps)
+    def _run(self, model: Any, **given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last hidden states, and what the layer reads of them."""
+        hidden = model(use_cache=False, **given).last_hidden_state
+        return hidden, hidden
 
-        both = [normed(embedded, self.tensors["enorm"]), normed(hidden, self.tensors["hnorm"])]
+    def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], None, self.eps) * self.tensors[name].view(
+            -1, x.shape[-1]
+        )
+
+    def _joined(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        both = [self._normed(embedded, "enorm"), self._normed(states, "hnorm")]
         return torch.cat(both, -1) @ self.tensors["eh_proj"].T
+
+
+class _OfStreams(MtpReference):
+    """The same of Qwen3.8-Flash-Next: each residual stream has a projection of its own [1, T, streams * hidden]."""
+
+    def _run(self, model: Any, **given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept: list[torch.Tensor] = []
+        hooks = [model.hyper_connection_mixer.register_forward_pre_hook(lambda _, of: kept.append(of[0]))]
+        if (streams := given.get("inputs_embeds")) is not None:
+            given["inputs_embeds"] = streams[..., : model.config.hidden_size]
+            hooks.append(model.layers[0].register_forward_pre_hook(lambda _, of: (streams, *of[1:])))
+        hidden, _ = super()._run(model, **given)
+        for hook in hooks:
+            hook.remove()
+        return hidden, kept[0]
+
+    def _joined(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        by_stream = states.unflatten(-1, (-1, embedded.shape[-1]))
+        of_token = self._normed(embedded, "enorm") @ self.tensors["fc_embedding"].T
+        return (
+            of_token[:, :, None] + self._normed(by_stream, "hnorm") @ self.tensors["fc_hidden"].T
+        ).flatten(2)

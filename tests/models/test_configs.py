@@ -260,10 +260,11 @@ def test_a_single_eos_token_and_none_in_generation_config(tmp_path: Path) -> Non
 # By transformers' model type: the class, and what the refusal names.
 FOREIGN = {
     "mamba": ("MambaForCausalLM", "state-space layers (Mamba) (state_size)"),
-    "rwkv": ("RwkvForCausalLM", "recurrent layers (RWKV, RG-LRU, KDA) (rescale_every)"),
+    "rwkv": ("RwkvForCausalLM", "recurrent layers (RWKV, RG-LRU) (rescale_every)"),
     "vit": ("ViTForImageClassification", "it reads images alone"),
     "bert": ("BertForMaskedLM", "it is or has an encoder"),
     "t5": ("T5ForConditionalGeneration", "it is or has an encoder"),
+    "phimoe": ("PhimoeForCausalLM", "norms that subtract the mean (LayerNorm)"),
     "opt": ("OPTForCausalLM", "its layers are not described here"),
 }
 
@@ -288,7 +289,7 @@ def test_a_foreign_config_is_refused_with_what_is_missing(tmp_path: Path, model_
             "a sparse indexer other than DeepSeek-V3.2's (index_topk)",
         ),
         ({"hc_mult": 4}, "hyper-connections that mix their streams (hc_mult)"),
-        ({"text_config": {"linear_attn_config": {"num_heads": 4}}}, "KDA) (linear_attn_config)"),
+        ({"text_config": {"linear_attn_config": {"num_heads": 4}}}, "(KDA) (linear_attn_config)"),
         ({"index_topk": None, "state_size": False}, "its layers are not described here"),
     ],
 )

@@ -13,6 +13,8 @@ from tests.tiny_models.table import EXAMPLES
 
 LIKE = {
     "hy_v3": "dots1", "mellum": "qwen3moe", "laguna": "dots1", "granite_swa": "granitemoe", "deepseek32": "glm-dsa",
+    "hy_v4": "glm-dsa", "dots3note": "glm-dsa", "minimax-m3": "minimax-m2",
+    "qwen4exp": "qwen35moe",
 }  # fmt: skip
 """Architectures that the package does not know → one with the same names."""
 IN_GGUF = {

@@ -35,8 +35,7 @@ def predicted(ours: Runner, ids: list[int]) -> F32:
     layer = ours.model.mtp
     assert layer is not None
     sequence, hidden = ours.prefill(ids[:-1])
-    previous = np.empty_like(hidden)
-    ours.model.lm_head.norm(hidden, previous)
+    previous = ours.model.states(hidden)
     count = len(ids) - 1
     batch = BatchMeta(
         positions=np.arange(count, dtype=np.int32),

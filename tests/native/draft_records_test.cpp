@@ -55,7 +55,7 @@ struct Run {
 struct Layer {
   explicit Layer(int threads, int num_records)
       : pool(plan_pool(threads, "off")),
-        cache(std::vector<LayerState>{{{}, ShortConvolution::record_bytes(kHidden, kTaps)},
+        cache(std::vector<LayerState>{{{}, TailConvolution{nullptr, kTaps, kHidden}.record_bytes()},
                                       {{{1, 8, kernels::DType::kF32}}, 0}},
               1, 4, num_records) {}
 
@@ -89,10 +89,9 @@ struct Layer {
   ShortConvolution block{kernels::kernel_table(),
                          pool,
                          {.project = {.weight = &packed_in, .norm = norm.data(), .eps = 1e-6f},
-                          .conv = conv.data(),
+                          .conv = {conv.data(), kTaps, kHidden},
                           .conv_bias = nullptr,
-                          .out = {.weight = &packed_out}},
-                         kTaps};
+                          .out = {.weight = &packed_out}}};
 };
 
 struct Sequence {

@@ -14,6 +14,7 @@ namespace {
 
 struct Case {
   int heads, latent, rope, length, page_size;
+  float sink = -INFINITY;
 };
 
 std::vector<uint16_t> random_bf16(size_t count, uint32_t seed, float size = 1.0f) {
@@ -62,7 +63,7 @@ std::vector<float> play(const Case& c, const std::vector<uint16_t>& cache, const
   for (int head = 0; head < c.heads; ++head) {
     for (int column = 0; column < c.latent; ++column)
       out[size_t(head * c.latent + column)] =
-          mla_join(workspace.data(), head, c.length, 0, splits, c.latent, column);
+          mla_join(workspace.data(), head, c.length, 0, splits, c.latent, column, c.sink);
   }
   return out;
 }
@@ -77,7 +78,7 @@ void check_case(const Case& c) {
   const std::vector<float> out = play(c, cache, table, queries, scale);
   for (int head = 0; head < c.heads; ++head) {
     std::vector<double> weights(static_cast<size_t>(c.length)), sums(static_cast<size_t>(c.latent), 0.0);
-    double total = 0;
+    double total = std::exp(double(c.sink));
     const auto row = [&](int position) {
       const int slot = table[size_t(position / c.page_size)] * c.page_size + position % c.page_size;
       return cache.data() + size_t(slot) * size_t(cached);
@@ -104,6 +105,7 @@ CASE(mla_attends_to_each_position_once) {
                         {1, 2, 2, 1, 1},
                         {17, 130, 6, 257, 16},
                         {40, 64, 32, 256, 64},
+                        {7, 66, 6, 300, 8, 1.5f},
                         {3, 512, 64, 31, 5}})
     check_case(c);
 }

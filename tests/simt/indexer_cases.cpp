@@ -18,6 +18,7 @@ struct IndexCase {
   bool coarse = false;  // few distinct scores, so that equal ones are chosen among
   int block = 0;        // above 0: positions of a block, which are chosen by head
   int local = 0;
+  bool last = false;
 
   int lists() const { return block > 0 ? heads : 1; }
 };
@@ -31,16 +32,16 @@ void near(double ours, double expected, const char* what) {
     test::fail(what, 0, std::to_string(ours) + " instead of " + std::to_string(expected));
 }
 
-// A row whose first elements are rotated.
+// A row whose first or last elements are rotated.
 std::vector<double> rotated(const std::vector<double>& row, const IndexCase& c, const float* cos,
                             const float* sin) {
   std::vector<double> turned = row;
-  const int half = c.rotary / 2;
+  const int half = c.rotary / 2, begin = c.last ? c.dim - c.rotary : 0;
   for (int i = 0; i < half; ++i) {
-    const double a = row[size_t(c.neighbours ? 2 * i : i)];
-    const double b = row[size_t(c.neighbours ? 2 * i + 1 : half + i)];
-    turned[size_t(i)] = a * double(cos[i]) - b * double(sin[i]);
-    turned[size_t(half + i)] = b * double(cos[i]) + a * double(sin[i]);
+    const double a = row[size_t(begin + (c.neighbours ? 2 * i : i))];
+    const double b = row[size_t(begin + (c.neighbours ? 2 * i + 1 : half + i))];
+    turned[size_t(begin + i)] = a * double(cos[i]) - b * double(sin[i]);
+    turned[size_t(begin + half + i)] = b * double(cos[i]) + a * double(sin[i]);
   }
   return turned;
 }
@@ -104,12 +105,12 @@ void check_index(const IndexCase& c) {
     const IndexPages pages{keys, kPage, D};
     const auto* norms = run.copy("norm", norm);
     const bool blocks = c.block > 0;
-    run.check(
-        launch_index_store({rows, stride, run.copy("queries", queries), S, c.heads, blocks ? norms : nullptr,
-                            norms, blocks ? nullptr : run.copy("bias", bias), 1e-6f, run.copy("cos", cos),
-                            run.copy("sin", sin), c.rotary, c.neighbours, run.copy("slot_mapping", places)},
-                           pages, turned, nullptr),
-        "index_store");
+    run.check(launch_index_store(
+                  {rows, stride, run.copy("queries", queries), S, c.heads, blocks ? norms : nullptr, norms,
+                   blocks ? nullptr : run.copy("bias", bias), 1e-6f, run.copy("cos", cos),
+                   run.copy("sin", sin), c.rotary, c.last, c.neighbours, run.copy("slot_mapping", places)},
+                  pages, turned, nullptr),
+              "index_store");
     for (int s = 0; s < S; ++s) {
       const float *cosine = cos.data() + s * half, *sine = sin.data() + s * half;
       for (int row = s * c.heads; row < (s + 1) * c.heads; ++row) {
@@ -170,6 +171,7 @@ void check_index(const IndexCase& c) {
 
 CASE(indexers_store_score_and_choose_as_the_scalar_one) {
   check_index({.heads = 6, .dim = 32, .rotary = 16, .neighbours = false, .most = 40});
+  check_index({.heads = 2, .dim = 26, .rotary = 12, .neighbours = false, .most = 60, .last = true});
   check_index({.heads = 1, .dim = 10, .rotary = 10, .neighbours = true, .most = 300});
   check_index({.heads = 19, .dim = 34, .rotary = 0, .neighbours = false, .most = 257, .coarse = true});
   check_index({.heads = 3, .dim = 32, .rotary = 8, .neighbours = false, .most = 96, .block = 32, .local = 2});

@@ -241,7 +241,7 @@ void indexer() {  // DeepSeek-V3.2
   auto* queries = run.zeros<uint16_t>("queries", size_t(kHeads * kDim));
   const auto* ones = run.copy("ones", std::vector<float>(kDim, 1.0f));
   run.check(launch_index_store({projected, kStride, queries, 1, kHeads, nullptr, ones, ones, 1e-6f, ones,
-                                ones, kRotary, false, run.copy("places", std::vector<int64_t>{7})},
+                                ones, kRotary, false, false, run.copy("places", std::vector<int64_t>{7})},
                                pages, run.zeros<uint16_t>("rotated", size_t(kHeads * kDim)), nullptr),
             "index_store");
   report(run, "index_store");

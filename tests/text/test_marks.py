@@ -41,6 +41,7 @@ TEMPLATES: list[tuple[str, str, str | None, str | None]] = [
     ("Qwen3NextForCausalLM", HERMES + THINK, "hermes", "qwen3"),
     ("Qwen3_5MoeForCausalLM", XML + THINK, "qwen3_coder", "qwen3"),
     ("Qwen3_5ForCausalLM", XML + THINK, "qwen3_coder", "qwen3"),
+    ("Qwen4ExpForConditionalGeneration", XML + THINK, "qwen3_coder", "qwen3"),
     ("Qwen2MoeForCausalLM", "<|im_start|>{{ m.role }}", None, None),
     ("MixtralForCausalLM", "[INST] {{ m.content }} [/INST]", None, None),
     ("MixtralForCausalLM", "[TOOL_CALLS] [{{ calls }}]", "mistral", None),

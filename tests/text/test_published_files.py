@@ -61,7 +61,7 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
         ("minimax_m2", "gpt_oss", "lfm2_moe", "llama4", "mistral4", "mistral_large4", "step3p7", "gemma4"),
         WITH_FILE,
     ),
-    **dict.fromkeys(("qwen3_5_moe", "qwen3_5", "mimo_v2_flash"), (*WITH_FILE, *BPE)),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5", "qwen4_exp", "mimo_v2_flash"), (*WITH_FILE, *BPE)),
     # A template of the processor.
     "gemma3_vision": (FAST, CONFIG, LEGACY, "processor_config.json"),
     **dict.fromkeys(("qwen3_vl_moe", "qwen3_vl"), (FAST, CONFIG, LEGACY, *BPE)),

@@ -158,6 +158,8 @@ class TinyFamily(TinyModel):
         if not self.nested:
             return text
         outer = {key: text.pop(key) for key in ("bos_token_id", "eos_token_id", "dtype")}
+        if self.settings.get("ple_layer_ids"):
+            text["eos_token_id"] = outer["eos_token_id"]
         outer |= {"architectures": [row.outer_class or text.pop("architectures")[0]], "model_type": row.outer}
         outer |= {"tie_word_embeddings": self.tie_word_embeddings, **row.outer_settings}
         text.pop("architectures", None)
@@ -215,7 +217,7 @@ class TinyFamily(TinyModel):
             theirs + name.removeprefix(ours) if name.startswith(ours) else name: values
             for name, values in found.items()
         }
-        return text | {self.row.vision_tensor: found[self.published("model.norm.weight")]}
+        return text | {self.row.vision_tensor: np.ones(self.hidden_size, np.float32)}
 
     def _experts_of_images(self, found: Mapping[str, F32]) -> dict[str, F32]:
         """ERNIE-4.5-VL's experts of images, after those of text, and their gate."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import gguf
+from twofold.blocks.ngram_input import NgramTables
+
 from tests.tiny_models.family import TinyFamily
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -26,6 +29,8 @@ _KEYS: Final = {
 """Keys of config.json by the name of the GGUF key in `gguf.Keys.LLM`."""
 _BY_LAYER: Final = ("mimo2", "mellum", "laguna", "granite_swa", "hy_v3", "mistral4", "deepseek32", "step35")
 """Architectures whose files list kinds of layers."""
+_UNBIASED: Final = ("gemma4", "deepseek2", "laguna", "hy_v4", "dots3note")
+"""Architectures whose files never have biases of attention."""
 _BY_KIND: Final = ("mimo2", "mellum", "laguna")
 """Architectures with a rotation for each kind of layer."""
 
@@ -36,7 +41,7 @@ def says_all(model: TinyFamily) -> bool:
     if model.rope_scaling is not None:
         return False
     if (known := _SAYS_ALL.get(arch)) is not None:
-        return known(settings) and not (model.attention_bias and arch in ("gemma4", "deepseek2", "laguna"))
+        return known(settings) and not (model.attention_bias and arch in _UNBIASED)
     if arch == "gemma3":  # files do not have the scale of scores
         return bool(settings["query_pre_attn_scalar"] == model.head_dim)
     if arch in _BY_LAYER:
@@ -56,6 +61,19 @@ def _step(settings: Mapping[str, Any]) -> bool:
     return [rope[kind]["partial_rotary_factor"] for kind in (_FULL, _SLIDING)] == [0.5, 1.0]
 
 
+def _leads(settings: Mapping[str, Any]) -> bool:
+    """Whether no dense layer follows a mixture."""
+    kinds = settings.get("mlp_layer_types", ())
+    return list(kinds) == sorted(kinds)
+
+
+def _dots(settings: Mapping[str, Any]) -> bool:
+    """Whether both kinds of layers have one rank of queries and one rotated size."""
+    rotated = settings["swa_head_dim"] - settings["swa_qk_nope_head_dim"]
+    sizes = (settings["swa_q_lora_rank"], rotated)
+    return _leads(settings) and sizes == (settings["q_lora_rank"], settings["qk_rope_head_dim"])
+
+
 def _mscales(settings: Mapping[str, Any]) -> bool:
     return bool(settings["rope_parameters"]["mscale"] == settings["rope_parameters"]["mscale_all_dim"])
 
@@ -64,6 +82,12 @@ _SAYS_ALL: Final[dict[str, Callable[[Mapping[str, Any]], bool]]] = {
     "qwen3next": lambda settings: True,
     "qwen35moe": lambda settings: True,
     "qwen35": lambda settings: True,
+    # Files have one table, and no seed.
+    "qwen4exp": lambda settings: (
+        settings["output_gate_type"] == "sigmoid"
+        and len(settings["ple_layer_ids"]) < 2
+        and settings.get("seed", 1234) == 1234
+    ),
     "lfm2moe": lambda settings: bool(settings["norm_topk_prob"]),
     "gemma4": lambda settings: "per_layer_config" not in settings,
     "gpt-oss": lambda settings: "layer_types" not in settings,
@@ -71,6 +95,9 @@ _SAYS_ALL: Final[dict[str, Callable[[Mapping[str, Any]], bool]]] = {
     "deepseek2": lambda settings: bool(settings.get("rope_interleave", True)),
     "qwen2moe": lambda settings: not settings.get("use_sliding_window"),
     "glm-dsa": lambda settings: False,
+    "minimax-m3": lambda settings: settings["swiglu_limit"] == 7.0 and _leads(settings),
+    "hy_v4": _leads,
+    "dots3note": _dots,
     "granite_swa": lambda settings: len({theta for theta in settings["layer_rope_theta"] if theta}) == 1,
     "mistral4": _mscales,
     "step35": _step,
@@ -215,8 +242,37 @@ def _add_delta(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> Non
     writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
     writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
     writer.add_full_attention_interval(4)
-    if model.row.gguf in ("qwen35moe", "qwen35"):
+    if model.row.gguf in ("qwen35moe", "qwen35", "qwen4exp"):
         writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def _add_qwen4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:
+    """Keys by their text: the package does not know the architecture."""
+    _add_delta(model, writer, config)
+    ratios = [config["indexer_compress_ratio"] * ("linear" not in kind) for kind in config["layer_types"]]
+    ratios += [0] * (model.num_gguf_layers - model.num_layers)  # llama.cpp's MTP layer attends to everything
+    writer.add_array("qwen4exp.attention.compress_ratios", ratios)
+    writer.add_uint32("qwen4exp.hyper_connection.count", config["hc_count"])
+    writer.add_uint32("qwen4exp.hyper_connection.low_rank", config["hc_lowrank"])
+    writer.add_indexer_head_count(config["indexer_n_heads"])
+    writer.add_indexer_key_length(config["indexer_head_dim"])
+    writer.add_indexer_top_k(config["indexer_budget"])
+    tables = model.parsed.embedding.layer_inputs
+    if not isinstance(tables, NgramTables):
+        return
+    hashes = tables.hashes[0]
+    writer.add_array("qwen4exp.ple.layers", list(tables.layers))
+    for key in ("ngram_size", "heads_per_ngram"):
+        writer.add_uint32(f"qwen4exp.ple.{key}", config[key])
+    writer.add_uint32("qwen4exp.ple.conv_kernel", config["ple_conv_kernel_size"])
+    writer.add_uint32("qwen4exp.ple.eos_token_id", hashes.end_token)
+    writer.add_embedding_length_per_layer_input(tables.columns)
+    arrays = {
+        "layer_multipliers": hashes.multipliers, "head_offsets": hashes.offsets, "head_vocab_sizes": hashes.sizes,
+    }  # fmt: skip
+    for key, values in arrays.items():
+        kinds = gguf.GGUFValueType
+        writer.add_key_value(f"qwen4exp.ple.{key}", list(values), kinds.ARRAY, sub_type=kinds.UINT64)
 
 
 def _add_gemma4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:
@@ -236,6 +292,36 @@ def _add_gemma4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> No
     writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
 
 
+def _add_hyper_connections(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_uint32("hy_v4.hyper_connection.count", config["hc_mult"])
+    writer.add_float32("hy_v4.hyper_connection.epsilon", config["hc_eps"])
+    writer.add_float32("hy_v4.hyper_connection.magnitude", config["hc_magnitude"])
+    writer.add_swiglu_clamp_exp([config["swiglu_limit"]] * model.num_layers)
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+
+
+def _add_blocks(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:
+    """Keys of MiniMax-M3's indexer."""
+    writer.add_expert_weights_norm(True)
+    writer.add_indexer_head_count(config["index_n_heads"])
+    writer.add_indexer_key_length(config["index_head_dim"])
+    writer.add_indexer_top_k(config["index_topk_blocks"])
+    writer.add_uint32("minimax-m3.attention.indexer.block_size", config["index_block_size"])
+    writer.add_uint32("minimax-m3.attention.indexer.local_blocks", config["index_local_blocks"])
+
+
+def _add_dots(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:
+    """Keys of dots3-note's layers with a window."""
+    counts, arch = (config["num_attention_heads"], config["swa_num_attention_heads"]), "dots3note.attention"
+    writer.add_head_count([counts[kind == _SLIDING] for kind in config["layer_types"]])
+    rope = config["swa_head_dim"] - config["swa_qk_nope_head_dim"]
+    writer.add_uint32(f"{arch}.kv_lora_rank_swa", config["swa_kv_lora_rank"])
+    writer.add_uint32(f"{arch}.key_length_mla_swa", config["swa_qk_nope_head_dim"] + rope)
+    writer.add_uint32(f"{arch}.value_length_mla_swa", config["swa_v_head_dim"])
+    writer.add_rope_freq_base_swa(config["swa_rope_theta"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+
+
 def _add_width(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_feed_forward_length(model.moe_intermediate_size)
 
@@ -244,7 +330,8 @@ _OF_FAMILY: Final[dict[str, Callable[[TinyFamily, Any, Mapping[str, Any]], None]
     "mimo2": _add_mimo, "granitemoe": _add_granite, "granite_swa": _add_granite, "step35": _add_step,
     "laguna": lambda model, writer, config: writer.add_head_count(config["num_attention_heads_per_layer"]),
     "lfm2moe": _add_lfm2, "qwen3next": _add_delta, "qwen35moe": _add_delta, "qwen35": _add_delta, "gemma4": _add_gemma4,
-    "minimax-m2": _add_width,
+    "minimax-m2": _add_width, "hy_v4": _add_hyper_connections, "minimax-m3": _add_blocks, "dots3note": _add_dots,
+    "qwen4exp": _add_qwen4,
     "ernie4_5-moe": lambda model, writer, config: writer.add_expert_shared_feed_forward_length(
         config["moe_num_shared_experts"] * model.moe_intermediate_size
     ),

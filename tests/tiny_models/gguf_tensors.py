@@ -101,7 +101,18 @@ def _converted(model: TinyModel, part: ModelPart, values: dict[str, F32]) -> dic
     if isinstance(part, Mla):
         by_head = values["kv_b"].reshape(part.num_heads, -1, part.kv_lora_rank)
         keys, rest = np.split(by_head, [part.qk_nope_head_dim], axis=1)
+        if part.latent_scale != 1.0 and part.q_lora_rank is not None:  # folded by converters (dots3-note)
+            values["latent_norm"] = values["latent_norm"] * np.float32(part.latent_scale)
+            values["q_norm"] = values["q_norm"] * np.float32((part.hidden_size / part.q_lora_rank) ** 0.5)
         values |= {"k_b": np.ascontiguousarray(keys.swapaxes(1, 2)), "v_b": np.ascontiguousarray(rest)}
+    for role in [role for role in values if role.startswith("table ") and role.endswith(".0")]:
+        shards = [each for name, each in values.items() if name.startswith(role[:-1])]
+        values[role] = np.concatenate(shards)
+    if "index_qk" in values:
+        norm = len(values["index_k_norm"])
+        values["index_q"], values["index_k"] = values["index_qk"][:-norm], values["index_qk"][-norm:]
+    if "of_hidden" in values:  # MTP layer
+        values["projection"] = np.concatenate([values["of_embedding"], values["of_hidden"]], 1)
     if "gate_up" in values:  # shared experts
         values["gate"], values["up"] = np.split(values["gate_up"], 2)
     if isinstance(part, GatedDelta):

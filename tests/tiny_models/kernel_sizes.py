@@ -40,8 +40,8 @@ _SIZES: dict[str, dict[str, Any]] = {
     **{name: {"head_dim": 128} for name in ("glm4v_moe", "laguna", "step3p7")},
     **{name: {"hidden_size": 256} for name in ("granitemoe_swa", "ernie4_5_vl_moe")},
 }
-ON_CPUS_ALONE = frozenset({"hy_v4"})
-"""Families that are refused on devices: no kernel has latent attention with sinks."""
+ON_CPUS_ALONE = frozenset({"qwen4_exp"})
+"""Families that are refused on devices: no kernel has an indexer of pools."""
 MODELS = {
     "qwen3_moe": QWEN,
     "qwen3_moe-f32-biases": TinyModel(

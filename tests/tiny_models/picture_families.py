@@ -117,6 +117,16 @@ FAMILIES: Final[Mapping[str, PictureFamily]] = {
         {"deepstack_visual_indexes": []},
     ),
     "qwen3_5": _qwen({**_DENSE, **_DELTA, **_rope([1, 1, 0], partial_rotary_factor=0.25)}, {}),
+    "qwen4_exp": _qwen(
+        {
+            **_EXPERTS, **_HEADS, **_DELTA, "shared_expert_intermediate_size": 32, "hc_count": 2, "hc_lowrank": 16,
+            "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 9,
+            "indexer_compress_ratio": 3, **_rope([1, 1, 0], partial_rotary_factor=0.25), "eos_token_id": 2,
+            "ple_layer_ids": [1], "ple_embed_dim": 16, "ngram_size": 3, "heads_per_ngram": 2,
+            "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 2,
+        },
+        {},
+    ),
     "qwen3_vl_moe": _qwen(
         {**_EXPERTS, **_DENSE, **_rope([4, 2, 2])}, {"depth": 3, "deepstack_visual_indexes": [0, 2]}
     ),

@@ -22,7 +22,7 @@ from twofold.models.registry import Family, family_named
 from twofold.vision import processor
 from twofold.vision.processor import picture_processor
 
-from tests.models.transformers_runs import one_torch_thread
+from tests.models.transformers_runs import lower_entries_first, one_torch_thread
 from tests.tiny_models.picture_families import FAMILIES
 from tests.tiny_models.pictures import encoder_of, picture, write_picture_model
 
@@ -96,7 +96,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             encoder.placed(ids, pictures, [encoder.encoded(each) for each in pictures]) if pictures else None
         )
         given = {name: each.float() if each.is_floating_point() else each for name, each in given.items()}
-        with torch.inference_mode():
+        with torch.inference_mode(), lower_entries_first():
             whole = model.generate(
                 **given,
                 max_new_tokens=NUM_TOKENS,

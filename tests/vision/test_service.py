@@ -37,8 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[PictureService]:
+    """One process for all tests that change nothing of it: each start imports transformers."""
     made = PictureService(PictureSource(folder, None, 64, {}, "cpu", 1, 1 << 20, 0))
     yield made
     made.close()
@@ -51,8 +52,8 @@ def process_of(service: PictureService) -> int:
 
 def test_rows_are_those_of_the_encoder(folder: Path, service: PictureService) -> None:
     encoder = encoder_of(folder)
-    prepared = encoder.prepared(picture(50, 37))
-    made, seconds = service.encode(file_of(50, 37), "x")
+    prepared = encoder.prepared(picture(50, 37, 5))
+    made, seconds = service.encode(file_of(50, 37, 5), "x")
     expected = encoder.encoded(prepared)
     np.testing.assert_array_equal(made.media.rows, expected.rows)
     np.testing.assert_array_equal(made.media.deep, expected.deep)
@@ -62,45 +63,30 @@ def test_rows_are_those_of_the_encoder(folder: Path, service: PictureService) ->
     assert seconds > 0
 
 
-def test_the_latest_pictures_are_kept_within_the_bound(folder: Path) -> None:
+def test_a_process_that_is_lost_or_idle_and_what_is_kept(service: PictureService) -> None:
+    """A lost process fails one picture. Kept are the latest pictures within the bound, and an idle process ends."""
     one = file_of(50, 37)
-    service = PictureService(PictureSource(folder, None, 64, {}, "cpu", 1, 0, 0))
+    size = service.encode(one, "x")[0].num_bytes
+    own = PictureService(replace(service.source, cache_bytes=2 * size, idle_s=2.0))
     try:
-        size = service.encode(one, "x")[0].num_bytes
-    finally:
-        service.close()
-    service = PictureService(PictureSource(folder, None, 64, {}, "cpu", 1, 2 * size, 0))
-    try:
-        for seed in (0, 1, 0, 2, 0, 1):  # 1 has left for 2
-            service.encode(file_of(50, 37, seed), "x")
-        stats = service.stats()
+        own.load()
+        os.kill(process_of(own), signal.SIGKILL)
+        with pytest.raises(KernelError, match="ended"):
+            own.encode(one, "x")
+        for seed in (0, 1, 0, 2, 0, 1):  # 1 has left for 2; the first starts another process
+            made, _ = own.encode(file_of(50, 37, seed), "x")
+        stats = own.stats()
         assert (stats.queries, stats.hits) == (6, 2)
         assert stats.cached_bytes == 2 * size
-        assert service.encode(one, "x", low_detail=True)[1] > 0, "another setting is another picture"
-    finally:
-        service.close()
-
-
-def test_a_lost_process_fails_one_picture(service: PictureService) -> None:
-    service.load()
-    os.kill(process_of(service), signal.SIGKILL)
-    with pytest.raises(KernelError, match="ended"):
-        service.encode(file_of(50, 37), "x")
-    assert service.encode(file_of(50, 37), "x")[0].runs, "the next picture starts another one"
-
-
-def test_an_idle_process_ends_and_what_is_kept_stays(folder: Path) -> None:
-    service = PictureService(PictureSource(folder, None, 64, {}, "cpu", 1, 1 << 20, 0.2))
-    try:
-        made, _ = service.encode(file_of(50, 37), "x")
-        number = process_of(service)
-        wait_until(lambda: not service.stats().is_loaded)
+        assert own.encode(one, "x", low_detail=True)[1] > 0, "another setting is another picture"
+        number = process_of(own)
+        wait_until(lambda: not own.stats().is_loaded)
         with pytest.raises(ProcessLookupError):
             os.kill(number, 0)
-        assert service.encode(file_of(50, 37), "x") == (made, 0.0)
-        assert not service.stats().is_loaded, "a kept picture needs no encoder"
+        assert own.encode(file_of(50, 37, 1), "x") == (made, 0.0)
+        assert not own.stats().is_loaded, "a kept picture needs no encoder"
     finally:
-        service.close()
+        own.close()
 
 
 def test_refusals_leave_the_process(service: PictureService) -> None:

@@ -31,9 +31,9 @@ Norm norm_of(BlockArguments& given, const char* name, int64_t size) {
   });
 }
 
-Rotation rotation_of(BlockArguments& given) {
-  if (!given.has("rotation")) return {.positions = false};
-  return given.part("rotation", [](BlockArguments& part) {
+Rotation rotation_of(BlockArguments& given, const char* name) {
+  if (!given.has(name)) return {.positions = false};
+  return given.part(name, [](BlockArguments& part) {
     return Rotation{.index = part.has("index") ? part.at_least(0, "index") : 0,
                     .neighbours = part.value("neighbours", false)};
   });

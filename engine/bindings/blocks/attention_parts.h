@@ -16,7 +16,7 @@ Projection projection_of(BlockArguments& given, const char* name, int64_t rows, 
 // {weight, eps}.
 Norm norm_of(BlockArguments& given, const char* name, int64_t size);
 // {index, neighbours}; None: heads carry no positions.
-Rotation rotation_of(BlockArguments& given);
+Rotation rotation_of(BlockArguments& given, const char* name = "rotation");
 // {period, slope, shift, elements, slopes, bases}; None: queries are not scaled.
 QueryScale query_scale_of(BlockArguments& given, int64_t num_heads, int64_t head_dim);
 // {stretch, most, chooser}; None: all positions.

@@ -189,14 +189,17 @@ std::shared_ptr<Indexer> make_indexer(const PoolView& pool, const py::kwargs& ar
                      .rotates_last = given.value("rotates_last", false),
                      .block = given.positive_or_zero("block"),
                      .local = given.positive_or_zero("local"),
-                     .pooled = given.positive_or_zero("pooled")};
-  if (parts.pooled > 0) {
-    if (parts.block > 0) throw given.failure("pooled and block are given; expected one of them");
+                     .pool = given.positive_or_zero("pooled"),
+                     .pool_rotation = rotation_of(given, "pool_rotation")};
+  if (parts.pool > 0 && (parts.block > 0 || parts.rotates_last))
+    throw given.failure("pooled is given with block or rotates_last; expected one of them");
+  if (given.has("pool_bias")) {
     const TensorView bias = given.array("pool_bias");
-    parts.pool_bias = expect_f32(bias, given.where("pool_bias").c_str(), {parts.pooled, parts.head_dim});
+    parts.pool_bias = expect_f32(bias, given.where("pool_bias").c_str(), {parts.pool, parts.head_dim});
   }
-  const int weights = parts.block > 0 ? 0 : parts.num_heads;
-  parts.keys = projection_of(given, "keys", parts.weights_at() + weights, kAny);
+  const bool has_weights = parts.block == 0 && (parts.pool == 0 || parts.pool_bias != nullptr);
+  const int weights = has_weights ? parts.num_heads : 0;
+  parts.keys = projection_of(given, "keys", parts.num_planes() * parts.head_dim + weights, kAny);
   const int64_t columns = parts.of_input ? parts.keys.columns() : kAny;
   parts.queries = projection_of(given, "queries", int64_t{parts.num_heads} * parts.head_dim, columns);
   parts.input_norm = norm_of(given, "input_norm", parts.queries.columns());
@@ -220,6 +223,7 @@ std::shared_ptr<GatedDeltaBlock> make_gated_delta(BlockArguments given) {
       .tiled = given.value<bool>("tiled"),
       .grouped = given.value<bool>("grouped"),
       .grouped_gates = given.value<bool>("grouped_gates"),
+      .record_at = given.value<int64_t>("record_at", 0),
   };
   expect_multiple(given, "num_v_heads", shape.num_v_heads, "num_k_heads", shape.num_k_heads);
   const float* taps = expect_f32(conv, given.where("conv").c_str(), {kAny, shape.channels()});
@@ -246,15 +250,16 @@ std::shared_ptr<ConvolutionBlock> make_convolution(BlockArguments given) {
   const int64_t hidden = project.columns();
   given.expect_size("project", *project.weight, 3 * hidden, hidden);
   const TensorView conv = given.array("conv");
+  const float* taps = expect_f32(conv, given.where("conv").c_str(), {kAny, hidden});
   const ShortConvolutionParts parts{
       .project = project,
-      .conv = expect_f32(conv, given.where("conv").c_str(), {kAny, hidden}),
+      .conv = {taps, expect_taps(given, conv), static_cast<int>(hidden)},
       .conv_bias = given.optional_vector("conv_bias", hidden),
       .out = projection_of(given, "out", hidden, hidden),
   };
+  const auto record_at = given.value<int64_t>("record_at", 0);
   const PoolView& pool = given.pool();
-  return given.own(
-      ConvolutionBlock(ShortConvolution(pool.kernels(), pool, parts, expect_taps(given, conv)), layer));
+  return given.own(ConvolutionBlock(ShortConvolution(pool.kernels(), pool, parts, record_at), layer));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "moe/blocks.h"
 #include "moe/decoder.h"
 #include "moe/moe_executor.h"
+#include "moe/ngram_input.h"
 #include "ops/attention/attention_batch.h"
 #include "ops/bind_ops.h"
 #include "ops/state_cache.h"
@@ -91,15 +92,23 @@ std::shared_ptr<SharedExperts> make_shared_experts(BlockArguments given) {
 }
 
 std::shared_ptr<MtpInput> make_mtp_input(BlockArguments given) {
-  const PackedMatrix& projection = given.packed("projection", kAny, kAny);
-  if (projection.columns() != 2 * projection.rows()) {
-    throw given.failure("the projection has " + std::to_string(projection.columns()) + " columns; expected " +
-                        std::to_string(2 * projection.rows()));
+  MtpInput::Parts parts;
+  if (given.has("num_streams")) parts.num_streams = given.at_least(1, "num_streams");
+  int64_t hidden = 0;
+  if (given.has("of_hidden")) {
+    parts.of_hidden = &given.packed("of_hidden", kAny, kAny);
+    hidden = parts.of_hidden->rows();
+    given.expect_size("of_hidden", *parts.of_hidden, hidden, hidden);
+    parts.of_embedding = &given.packed("of_embedding", hidden, hidden);
+  } else {
+    parts.projection = &given.packed("projection", kAny, kAny);
+    hidden = parts.projection->rows();
+    given.expect_size("projection", *parts.projection, hidden, 2 * hidden);
   }
-  const float* of_embedding = given.vector("embedding_norm", projection.rows());
-  const float* of_hidden = given.vector("hidden_norm", projection.rows());
-  return given.own(MtpInput(given.pool().kernels(), given.pool(), of_embedding, of_hidden, projection,
-                            given.value<float>("eps")));
+  parts.embedding_norm = given.vector("embedding_norm", hidden);
+  parts.hidden_norm = given.vector("hidden_norm", parts.num_streams * hidden);
+  parts.eps = given.value<float>("eps");
+  return given.own(MtpInput(given.pool().kernels(), given.pool(), parts));
 }
 
 std::shared_ptr<LayerInput> make_layer_input(BlockArguments given) {
@@ -107,6 +116,31 @@ std::shared_ptr<LayerInput> make_layer_input(BlockArguments given) {
   const PackedMatrix& projection = given.packed("projection", gate.columns(), gate.rows());
   return given.own(
       LayerInput(given.pool().kernels(), given.pool(), gate, projection, given.at_least(0, "first")));
+}
+
+std::shared_ptr<NgramInput> make_ngram_input(BlockArguments given) {
+  const PackedMatrix& key = given.packed("key", kAny, kAny);
+  const PackedMatrix& value = given.packed("value", kAny, key.columns());
+  if (key.rows() % value.rows() != 0) {
+    throw given.failure("key has " + std::to_string(key.rows()) + " rows; expected a multiple of value's " +
+                        std::to_string(value.rows()));
+  }
+  const TensorView conv = given.array("conv");
+  const float* taps = expect_f32(conv, given.where("conv").c_str(), {kAny, key.rows()});
+  if (conv.shape[0] < 1) throw given.failure("conv has no taps; expected at least 1");
+  const NgramInputParts parts{
+      .key = &key,
+      .value = &value,
+      .key_norm = given.vector("key_norm", key.rows()),
+      .query_norm = given.vector("query_norm", key.rows()),
+      .conv_norm = given.vector("conv_norm", key.rows()),
+      .conv = {taps, static_cast<int>(conv.shape[0]), static_cast<int>(key.rows()),
+               given.at_least(1, "dilation")},
+      .eps = given.value<float>("eps"),
+      .first = given.at_least(0, "first"),
+      .place = {given.value<int>("layer"), given.value<int64_t>("record_at", 0)},
+  };
+  return given.own(NgramInput(given.pool().kernels(), given.pool(), parts));
 }
 
 class __attribute__((visibility("hidden"))) BoundDecoder {
@@ -123,7 +157,7 @@ class __attribute__((visibility("hidden"))) BoundDecoder {
     const float* before = nullptr;
     if (previous) {
       before = expect_f32(view_of(*previous), "Decoder.forward: previous",
-                          {batch.num_tokens(), decoder_.hidden_size()});
+                          {batch.num_tokens(), int64_t{decoder_.num_streams()} * decoder_.hidden_size()});
     }
     LayerInputRows inputs;
     if (layer_inputs) {
@@ -133,6 +167,12 @@ class __attribute__((visibility("hidden"))) BoundDecoder {
     }
     const py::gil_scoped_release release;
     decoder_.forward(rows, batch, cache, experts, before, inputs);
+  }
+
+  py::array streams() const {
+    const std::span<const float> all = decoder_.streams();
+    const int64_t width = int64_t{decoder_.num_streams()} * decoder_.hidden_size();
+    return py::array_t<float>({static_cast<int64_t>(all.size()) / width, width}, all.data());
   }
 
  private:
@@ -173,13 +213,17 @@ void bind_blocks(py::module_& m) {
                        &make_mtp_input);
   bind_block<LayerInput>(m, "LayerInput", "Adds the layer's own input, gated by the hidden state.",
                          &make_layer_input);
+  bind_block<NgramInput>(m, "NgramInput", "Adds gated embeddings of n-grams to every residual stream.",
+                         &make_ngram_input);
   bind_residuals(m);
   py::class_<BoundDecoder>(m, "Decoder", "The blocks of a model in one call.")
       .def(py::init<const py::sequence&, const PoolView*, std::vector<int>>(), py::arg("blocks"),
            py::arg("pool") = py::none(), py::arg("threads") = std::vector<int>())
       .def("forward", &BoundDecoder::forward, py::arg("hidden"), py::arg("batch"), py::arg("cache"),
            py::arg("experts") = py::none(), py::arg("previous") = std::nullopt,
-           py::arg("layer_inputs") = std::nullopt);
+           py::arg("layer_inputs") = std::nullopt)
+      .def_property_readonly("streams", &BoundDecoder::streams,
+                             "Several streams of the last forward pass, f32 [T, streams * hidden size].");
 }
 
 }  // namespace twofold::bindings

@@ -1,4 +1,4 @@
-// Blocks between other blocks and the residual stream.
+// Blocks that put outputs of other blocks into the residual stream.
 #include <memory>
 #include <string>
 
@@ -18,22 +18,42 @@ std::shared_ptr<PostNorm> make_post_norm(BlockArguments given) {
                             eps, over, given.value("scale", 1.0f)));
 }
 
-// groups: weights of a stream that it has. mixes: whether weights of one stream in another follow.
-StreamMix stream_mix_of(BlockArguments& given, int groups, bool mixes = false) {
+// groups: weights of a stream that it has.
+std::shared_ptr<StreamMix> weighted_streams_of(BlockArguments& given, int groups) {
   const int streams = given.at_least(2, "num_streams");
-  const int rows = groups * streams + (mixes ? streams * streams : 0);
+  const int rounds = groups > 1 ? given.positive_or_zero("rounds") : 0;
+  const int rows = groups * streams + (rounds > 0 ? streams * streams : 0);
   const PackedMatrix& mix = given.packed("mix", rows, kAny);
   if (mix.columns() % streams != 0) {
     throw given.failure("mix has " + std::to_string(mix.columns()) + " columns; expected a multiple of " +
                         std::to_string(streams) + " streams");
   }
-  return {.mix = &mix,
-          .base = given.vector("base", rows),
-          .scale = given.vector("scale", groups + mixes),
-          .num_streams = streams,
-          .groups = groups,
-          .eps = given.value<float>("eps"),
-          .offset = given.value<float>("offset")};
+  StreamWeights weights{.mix = &mix,
+                        .base = given.vector("base", rows),
+                        .scale = given.vector("scale", groups + (rounds > 0)),
+                        .eps = given.value<float>("eps"),
+                        .offset = given.value<float>("offset"),
+                        .magnitude = groups > 1 ? given.value<float>("magnitude") : 1.0f,
+                        .rounds = rounds};
+  weights.output_offset = given.has("output_offset") ? given.value<float>("output_offset") : weights.offset;
+  return std::make_shared<WeightedStreams>(given.pool().kernels(), given.pool(), weights, streams);
+}
+
+std::shared_ptr<StreamMix> gated_streams_of(BlockArguments& given, bool injects) {
+  const int streams = given.at_least(2, "num_streams");
+  const PackedMatrix& down = given.packed("down", kAny, kAny);
+  if (down.columns() % streams != 0) {
+    throw given.failure("down has " + std::to_string(down.columns()) + " columns; expected a multiple of " +
+                        std::to_string(streams) + " streams");
+  }
+  const StreamGates gates{
+      .norm = given.vector("norm", down.columns()),
+      .eps = given.value<float>("eps"),
+      .down = &down,
+      .up = &given.packed("up", down.columns(), down.rows()),
+      .inject = injects ? &given.packed("inject", streams, down.columns()) : nullptr,
+  };
+  return std::make_shared<GatedStreams>(given.pool().kernels(), given.pool(), gates, streams);
 }
 
 std::shared_ptr<GatedNorm> make_gated_norm(BlockArguments given) {
@@ -46,17 +66,14 @@ std::shared_ptr<GatedNorm> make_gated_norm(BlockArguments given) {
 }
 
 std::shared_ptr<HyperConnection> make_hyper_connection(BlockArguments given) {
-  StreamWrite write{
-      .magnitude = given.value<float>("magnitude"), .offset = 0, .rounds = given.positive_or_zero("rounds")};
-  const StreamMix mix = stream_mix_of(given, 2, write.rounds > 0);
-  write.offset = given.has("output_offset") ? given.value<float>("output_offset") : mix.offset;
+  const auto mix = given.has("down") ? gated_streams_of(given, true) : weighted_streams_of(given, 2);
   const int over = given.at_least(1, "over");
-  return given.own(HyperConnection(given.pool().kernels(), given.pool(), mix, write, over));
+  return given.own(HyperConnection(given.pool(), mix, over));
 }
 
 std::shared_ptr<StreamHead> make_stream_head(BlockArguments given) {
-  const StreamMix mix = stream_mix_of(given, 1);
-  return given.own(StreamHead(given.pool().kernels(), given.pool(), mix));
+  return given.own(
+      StreamHead(given.has("down") ? gated_streams_of(given, false) : weighted_streams_of(given, 1)));
 }
 
 }  // namespace

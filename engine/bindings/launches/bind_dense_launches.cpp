@@ -60,7 +60,8 @@ void bind_attention_launches(py::module_& m) {
              field("seq_lens", &MlaDecode::seq_lens), field("num_sequences", &MlaDecode::num_sequences),
              field("num_heads", &MlaDecode::num_heads), field("max_pages", &MlaDecode::max_pages),
              field("max_length", &MlaDecode::max_length), field("rule", &MlaDecode::rule),
-             field("select", &MlaDecode::select), field("chosen", &MlaDecode::chosen));
+             field("select", &MlaDecode::select), field("sinks", &MlaDecode::sinks, Address{}),
+             field("chosen", &MlaDecode::chosen));
 }
 
 void bind_indexer(py::module_& m) {
@@ -78,7 +79,8 @@ void bind_indexer(py::module_& m) {
       field("num_heads", &IndexRows::num_heads), field("query_norm", &IndexRows::query_norm),
       field("norm", &IndexRows::norm), field("bias", &IndexRows::bias), field("epsilon", &IndexRows::epsilon),
       field("cos", &IndexRows::cos), field("sin", &IndexRows::sin), field("rotary", &IndexRows::rotary),
-      field("neighbours", &IndexRows::neighbours), field("slot_mapping", &IndexRows::slot_mapping));
+      field("rotates_last", &IndexRows::rotates_last), field("neighbours", &IndexRows::neighbours),
+      field("slot_mapping", &IndexRows::slot_mapping));
   def_fields(py::class_<IndexChoice>(m, "IndexChoice",
                                      "One query per sequence and head, and the best positions for it."),
              field("queries", &IndexChoice::queries), field("weights", &IndexChoice::weights),

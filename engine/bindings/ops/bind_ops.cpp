@@ -307,6 +307,7 @@ void bind_ops(py::module_& m) {
   bind_panels(m);
   bind_ranks(m);
   bind_dense_ops(m);
+  bind_row_table(m);
   bind_blocks(m);
   bind_ceilings(m);
   bind_format_rows(m);

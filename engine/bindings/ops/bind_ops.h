@@ -9,6 +9,7 @@ namespace twofold::bindings {
 const kernels::KernelTable& chosen_table();
 
 void bind_dense_ops(pybind11::module_& m);    // packed matrices, embedding, LM head
+void bind_row_table(pybind11::module_& m);    // tables that stay in files
 void bind_blocks(pybind11::module_& m);       // blocks, decoder
 void bind_ceilings(pybind11::module_& m);     // what the machine can do at most
 void bind_format_rows(pybind11::module_& m);  // quantising

@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -13,7 +14,6 @@
 #include "ops/bind_ops.h"
 #include "ops/bind_panels.h"
 #include "ops/embedding_head.h"
-#include "ops/layer_inputs.h"
 #include "pool_view.h"
 #include "tensor_arguments.h"
 
@@ -76,13 +76,15 @@ void put_adapter(PackedMatrix& matrix, const std::shared_ptr<AdapterRows>& rows,
 
 class __attribute__((visibility("hidden"))) BoundLmHead {
  public:
-  BoundLmHead(const PoolView& pool, const py::array& norm, const Packed& weight, float eps, float softcap)
+  BoundLmHead(const PoolView& pool, const std::optional<py::array>& norm, const Packed& weight, float eps,
+              float softcap)
       : pool_(pool),
         norm_(norm),
         weight_(weight),
         eps_(eps),
         softcap_(softcap),
-        head_(pool.kernels(), pool, expect_f32(view_of(norm), "LmHead: norm_weight", {weight->columns()}),
+        head_(pool.kernels(), pool,
+              norm ? expect_f32(view_of(*norm), "LmHead: norm_weight", {weight->columns()}) : nullptr,
               *weight, eps, softcap) {}
 
   void forward(const py::array& hidden_rows, const py::array& logits) {
@@ -114,7 +116,7 @@ class __attribute__((visibility("hidden"))) BoundLmHead {
  private:
   // Input rows of the head.
   PoolView pool_;
-  py::array norm_;
+  std::optional<py::array> norm_;
   Packed weight_;
   float eps_, softcap_;
   LmHead head_;
@@ -139,49 +141,6 @@ class __attribute__((visibility("hidden"))) BoundEmbedding {
   PoolView pool_;
   py::object table_;  // what the weight points into
   SourceMatrix weight_;
-};
-
-class __attribute__((visibility("hidden"))) BoundLayerInputs {
- public:
-  BoundLayerInputs(const PoolView& pool, py::object table, Packed projection, const py::array& norm,
-                   float eps, float table_scale)
-      : pool_(pool),
-        table_(std::move(table)),
-        projection_(std::move(projection)),
-        norm_(norm),
-        inputs_(make(eps, table_scale)) {}
-
-  void forward(const py::array& token_ids, const py::array& hidden, const py::array& out) {
-    const TensorView ids = view_of(token_ids);
-    const int32_t* tokens = expect_i32(ids, "LayerInputs.forward: token_ids", {kAny});
-    const float* rows =
-        expect_f32(view_of(hidden), "LayerInputs.forward: hidden", {ids.shape[0], inputs_.hidden_size()});
-    float* inputs =
-        expect_writable_f32(view_of(out), "LayerInputs.forward: out", {ids.shape[0], inputs_.width()});
-    const py::gil_scoped_release release;
-    inputs_.forward(tokens, rows, inputs, static_cast<int>(ids.shape[0]));
-  }
-
- private:
-  LayerInputs make(float eps, float table_scale) const {
-    const TensorView norm = view_of(norm_);
-    const float* weight = expect_f32(norm, "LayerInputs: norm_weight", {kAny});
-    const SourceMatrix rows = source_matrix(table_, "LayerInputs: table");
-    const int64_t size = norm.shape[0];
-    if (size < 1 || projection_->rows() % size != 0 || rows.columns != projection_->rows()) {
-      throw KernelFailure("LayerInputs: the table has " + std::to_string(rows.columns) +
-                          " columns, the projection " + std::to_string(projection_->rows()) +
-                          " rows; expected equal multiples of the norm's " + std::to_string(size));
-    }
-    return {pool_.kernels(), pool_, rows, *projection_, weight, {static_cast<int>(size), eps, table_scale}};
-  }
-
-  // What the inputs are computed with.
-  PoolView pool_;
-  py::object table_;
-  Packed projection_;
-  py::array norm_;
-  LayerInputs inputs_;
 };
 
 void embed_tokens(const PoolView& pool, const py::object& table, const py::array& token_ids,
@@ -237,15 +196,10 @@ void bind_dense_ops(py::module_& m) {
   py::class_<BoundEmbedding>(m, "Embedding", "Rows of a table by token.")
       .def(py::init<const PoolView&, py::object>(), py::arg("pool"), py::arg("table"))
       .def("forward", &BoundEmbedding::forward, py::arg("token_ids"), py::arg("out"));
-  py::class_<BoundLayerInputs>(m, "LayerInputs",
-                               "An input for every layer, from tokens and their embeddings.")
-      .def(py::init<const PoolView&, py::object, Packed, const py::array&, float, float>(), py::arg("pool"),
-           py::kw_only(), py::arg("table"), py::arg("projection"), py::arg("norm_weight"), py::arg("eps"),
-           py::arg("table_scale"))
-      .def("forward", &BoundLayerInputs::forward, py::arg("token_ids"), py::arg("hidden"), py::arg("out"));
   py::class_<BoundLmHead>(m, "LmHead", "Final norm and output projection.")
-      .def(py::init<const PoolView&, const py::array&, const Packed&, float, float>(), py::arg("pool"),
-           py::arg("norm_weight"), py::arg("weight"), py::arg("eps"), py::arg("softcap") = 0.0f)
+      .def(py::init<const PoolView&, const std::optional<py::array>&, const Packed&, float, float>(),
+           py::arg("pool"), py::arg("norm_weight"), py::arg("weight"), py::arg("eps"),
+           py::arg("softcap") = 0.0f)
       .def("forward", &BoundLmHead::forward, py::arg("hidden_rows"), py::arg("logits"))
       .def("norm", &BoundLmHead::norm, py::arg("hidden_rows"), py::arg("out"))
       .def("with_weight", &BoundLmHead::with_weight, py::arg("weight"), "The same with another matrix.")

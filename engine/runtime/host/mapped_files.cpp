@@ -1,5 +1,6 @@
 #include "host/mapped_files.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -103,6 +104,31 @@ void unwatch_file(int number) {
   if (number < 0) return;
   const std::lock_guard lock(mutex);
   files[static_cast<size_t>(number)].end.store(0, std::memory_order_release);
+}
+
+WatchedPlace watched_place(const std::byte* data, size_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const std::lock_guard lock(mutex);
+  for (int i = 0; i < num_entries.load(std::memory_order_relaxed); ++i) {
+    const Watched& file = files[static_cast<size_t>(i)];
+    const uintptr_t from = file.begin.load(std::memory_order_relaxed);
+    if (begin >= from && begin + bytes <= file.end.load(std::memory_order_relaxed))
+      return {i, static_cast<int64_t>(begin - from)};
+  }
+  return {};
+}
+
+int open_watched(int number) {
+  const std::lock_guard lock(mutex);
+  const Watched& file = files[static_cast<size_t>(number)];
+  const int descriptor = open(file.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  struct stat now{};
+  if (descriptor >= 0 && fstat(descriptor, &now) == 0 && now.st_ino == file.status.st_ino &&
+      now.st_dev == file.status.st_dev) {
+    return descriptor;
+  }
+  if (descriptor >= 0) (void)close(descriptor);
+  return -1;
 }
 
 void accept_file(int number) {

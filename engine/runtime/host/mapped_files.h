@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace twofold {
@@ -15,6 +16,14 @@ namespace twofold {
 // Returns a number for `unwatch_file`; -1 where too many are watched. The first call handles SIGBUS from then on.
 int watch_file(const std::byte* data, size_t bytes, const std::string& path, const struct stat& status);
 void unwatch_file(int number);
+// Where bytes [data, data + bytes) are in a watched mapping: its number and the offset in its file; number -1: in none.
+struct WatchedPlace {
+  int number = -1;
+  int64_t offset = 0;
+};
+WatchedPlace watched_place(const std::byte* data, size_t bytes);
+// A new descriptor of the file, for reading; -1 where it cannot be opened, or another one has its name now.
+int open_watched(int number);
 // The file's present state is the expected one from now on.
 void accept_file(int number);
 

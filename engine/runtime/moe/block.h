@@ -42,10 +42,10 @@ struct LayerInputRows {
 struct StepState {
   AttentionBatch& batch;
   StateCache& cache;
-  MoeExecutor* experts;              // null: no block has any
-  RoutedRows& routed;                // written by the last router
-  std::span<Block* const> ahead;     // the blocks after the current one
-  const float* previous = nullptr;   // [T, hidden size], what MtpInput reads; null: no block reads it
+  MoeExecutor* experts;             // null: no block has any
+  RoutedRows& routed;               // written by the last router
+  std::span<Block* const> ahead;    // the blocks after the current one
+  const float* previous = nullptr;  // [T, streams, hidden size], what MtpInput reads; null: no block reads it
   LayerInputRows layer_inputs = {};  // what LayerInput reads
 };
 
@@ -56,6 +56,9 @@ class Block {
   // KernelFailure, std::invalid_argument where batch, cache or experts do not fit the block.
   virtual void forward(const float* hidden, float* sum, StepState& step) = 0;
   virtual int hidden_size() const = 0;
+  // Streams, of a hidden state each, that the block itself reads and adds to: `hidden` and `sum` have as many of each token.
+  // Other blocks of a model of several streams read and write what a Residual makes of them.
+  virtual int num_streams() const { return 1; }
 };
 
 }  // namespace twofold

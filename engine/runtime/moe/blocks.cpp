@@ -111,18 +111,42 @@ void MtpInput::forward(const float* hidden, float* sum, StepState& step) {
   if (step.previous == nullptr)
     throw KernelFailure("MtpInput: the step has no hidden states of the tokens before");
   const WorkTimer timer(Work::kDenseFfn);
-  const int T = step.batch.num_tokens(), H = hidden_size();
-  joined_.resize(static_cast<size_t>(T) * 2 * static_cast<size_t>(H));
-  const double elements = static_cast<double>(T) * H;
-  for_ranges(pool_, T, 1, work_us(16.0 * elements, 8.0 * elements), [&](int64_t first, int64_t count) {
-    for (int64_t t = first; t < first + count; ++t) {
-      float* row = joined_.data() + 2 * t * H;
-      table_.rmsnorm(hidden + t * H, embedding_norm_, eps_, row, H);
-      table_.rmsnorm(step.previous + t * H, hidden_norm_, eps_, row + H, H);
+  const int T = step.batch.num_tokens();
+  const auto lock = pool_.lock_scratch();
+  if (parts_.projection != nullptr) return project_joined(hidden, step.previous, sum, T * parts_.num_streams);
+  project_apart(hidden, step.previous, sum, T);
+}
+
+// One product of a row for each stream.
+void MtpInput::project_joined(const float* hidden, const float* previous, float* sum, int num_rows) {
+  const int H = hidden_size();
+  joined_.resize(static_cast<size_t>(num_rows) * 2 * static_cast<size_t>(H));
+  const double elements = static_cast<double>(num_rows) * H;
+  for_ranges(pool_, num_rows, 1, work_us(16.0 * elements, 8.0 * elements), [&](int64_t first, int64_t count) {
+    for (int64_t row = first; row < first + count; ++row) {
+      float* const to = joined_.data() + 2 * row * H;
+      table_.rmsnorm(hidden + row * H, parts_.embedding_norm, parts_.eps, to, H);
+      table_.rmsnorm(previous + row * H, parts_.hidden_norm + row % parts_.num_streams * H, parts_.eps,
+                     to + H, H);
     }
   });
-  const auto lock = pool_.lock_scratch();
-  linear(table_, pool_, {.x = joined_.data(), .ld = 2 * H}, T, projection_, nullptr, sum);
+  linear(table_, pool_, {.x = joined_.data(), .ld = 2 * H}, num_rows, *parts_.projection, nullptr, sum);
+}
+
+// The embedding's product is the same for all streams.
+void MtpInput::project_apart(const float* hidden, const float* previous, float* sum, int num_tokens) {
+  const int H = hidden_size(), S = parts_.num_streams, R = num_tokens * S;
+  joined_.resize(static_cast<size_t>(R) * static_cast<size_t>(H));
+  of_tokens_.resize(static_cast<size_t>(num_tokens) * static_cast<size_t>(H));
+  for (int row = 0; row < R; ++row)
+    table_.rmsnorm(previous + int64_t{row} * H, parts_.hidden_norm + int64_t{row % S} * H, parts_.eps,
+                   joined_.data() + int64_t{row} * H, H);
+  const InputRows embeddings{
+      .x = hidden, .ld = int64_t{S} * H, .norm = parts_.embedding_norm, .eps = parts_.eps};
+  linear(table_, pool_, embeddings, num_tokens, *parts_.of_embedding, nullptr, of_tokens_.data());
+  linear(table_, pool_, {.x = joined_.data(), .ld = H}, R, *parts_.of_hidden, nullptr, sum);
+  for (int row = 0; row < R; ++row)
+    table_.axpy(1.0f, of_tokens_.data() + int64_t{row / S} * H, sum + int64_t{row} * H, H);
 }
 
 void LayerInput::forward(const float* hidden, float* sum, StepState& step) {

@@ -106,27 +106,34 @@ class DenseFfn final : public Block {
 // replaces the sum: sum = projection . [norm(hidden), norm(previous)].
 class MtpInput final : public Block {
  public:
-  // embedding_norm and hidden_norm [hidden size] and projection [hidden size, 2 hidden size] are not owned.
-  MtpInput(const kernels::KernelTable& table, ThreadPool& pool, const float* embedding_norm,
-           const float* hidden_norm, const PackedMatrix& projection, float eps)
-      : table_(table),
-        pool_(pool),
-        embedding_norm_(embedding_norm),
-        hidden_norm_(hidden_norm),
-        projection_(projection),
-        eps_(eps) {}
+  // Nothing is owned. hidden_norm [num_streams * hidden size] has a norm of each stream.
+  struct Parts {
+    const float* embedding_norm = nullptr;  // [hidden size]
+    const float* hidden_norm = nullptr;
+    // [hidden size, 2 hidden size] for embedding and hidden state in a row; or [hidden size, hidden size] for each.
+    const PackedMatrix* projection = nullptr;
+    const PackedMatrix* of_embedding = nullptr;
+    const PackedMatrix* of_hidden = nullptr;
+    float eps = 0;
+    int num_streams = 1;
+  };
+  MtpInput(const kernels::KernelTable& table, ThreadPool& pool, const Parts& parts)
+      : table_(table), pool_(pool), parts_(parts) {}
 
   void forward(const float* hidden, float* sum, StepState& step) override;
-  int hidden_size() const override { return static_cast<int>(projection_.rows()); }
+  int hidden_size() const override {
+    return static_cast<int>((parts_.projection != nullptr ? parts_.projection : parts_.of_hidden)->rows());
+  }
+  int num_streams() const override { return parts_.num_streams; }
 
  private:
+  void project_joined(const float* hidden, const float* previous, float* sum, int num_rows);
+  void project_apart(const float* hidden, const float* previous, float* sum, int num_tokens);
+
   const kernels::KernelTable& table_;
   ThreadPool& pool_;
-  const float* embedding_norm_;
-  const float* hidden_norm_;
-  const PackedMatrix& projection_;
-  float eps_;
-  std::vector<float> joined_;
+  Parts parts_;
+  std::vector<float> joined_, of_tokens_;
 };
 
 // sum += projection . (gelu(gate . hidden) * the layer's input), see LayerInputs.

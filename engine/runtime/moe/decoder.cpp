@@ -53,7 +53,10 @@ void Decoder::place_residuals() {
   if (head_ != nullptr) num_streams_ = head_->num_streams();
   for (size_t i = 0; i < blocks_.size(); ++i) {
     Residual* const residual = dynamic_cast<Residual*>(blocks_[i]);
-    if (residual == nullptr) continue;
+    if (residual == nullptr) {
+      num_streams_ = std::max(num_streams_, blocks_[i]->num_streams());
+      continue;
+    }
     const int first = static_cast<int>(i) - residual->over();
     if (residual->over() < 1 || first < 0) {
       throw std::invalid_argument("Decoder: a Residual is over " + std::to_string(residual->over()) +
@@ -87,11 +90,21 @@ void Decoder::place_residuals() {
   sums_.resize(deepest);
 }
 
-// With several streams, every block belongs to one Residual that reads and writes as many.
+// With several streams, every block reads and adds to all of them, or belongs to one Residual that does.
 void Decoder::check_streams() const {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (!reads_streams(i) || blocks_[i]->num_streams() == num_streams_) continue;
+    throw std::invalid_argument("Decoder: block " + std::to_string(i) + " reads " +
+                                std::to_string(blocks_[i]->num_streams()) + " streams; the model has " +
+                                std::to_string(num_streams_));
+  }
   if (num_streams_ == 1) return;
   const size_t last = blocks_.size() - (head_ == nullptr ? 0 : 1);
   for (size_t i = 0; i < last;) {
+    if (reads_streams(i)) {
+      ++i;
+      continue;
+    }
     const Residual* const residual = places_[i].reads;
     const size_t over = residual == nullptr ? 0 : static_cast<size_t>(residual->over());
     if (residual == nullptr || residual->num_streams() != num_streams_ || blocks_[i + over] != residual) {
@@ -101,6 +114,10 @@ void Decoder::check_streams() const {
     }
     i += over + 1;
   }
+}
+
+bool Decoder::reads_streams(size_t block) const {
+  return blocks_[block]->num_streams() > 1 && !places_[block].closes && blocks_[block] != head_;
 }
 
 void Decoder::run(size_t block, const float* stream, const float* input, float* sum, StepState& step) {

@@ -1,5 +1,6 @@
 // Runs a model's blocks in order, in one call: only native code runs between a step's first layer and its last.
 #pragma once
+#include <span>
 #include <vector>
 
 #include "moe/residual.h"
@@ -11,9 +12,9 @@ class ThreadPool;
 class Decoder {
  public:
   // Nothing is owned. threads, one entry per block: how many of the pool's threads it runs on; 0, or no list:
-  // all. Throws std::invalid_argument without blocks, for a block of another width, for a Residual over blocks
-  // that do not exist or that partly belong to another one, for blocks outside the Residuals of several streams or that two
-  // Residuals make the input of, and for thread counts that the pool cannot be limited to.
+  // all. Throws std::invalid_argument without blocks, for a block of another width or number of streams, for a Residual
+  // over blocks that do not exist or that partly belong to another one, for blocks of one stream outside the Residuals of
+  // several or that two Residuals make the input of, and for thread counts that the pool cannot be limited to.
   explicit Decoder(std::vector<Block*> blocks, ThreadPool* pool = nullptr, std::vector<int> threads = {});
 
   // hidden [tokens of the batch, hidden size] becomes the last block's output; the blocks' state for the tokens
@@ -24,6 +25,9 @@ class Decoder {
                const float* previous = nullptr, const LayerInputRows& layer_inputs = {});
 
   int hidden_size() const { return blocks_.front()->hidden_size(); }
+  int num_streams() const { return num_streams_; }
+  // [tokens of the last batch, num_streams, hidden size] before they were joined; none of one stream.
+  std::span<const float> streams() const { return streams_; }
 
  private:
   struct Place {
@@ -35,6 +39,8 @@ class Decoder {
 
   void place_residuals();
   void check_streams() const;
+  // Whether the block itself reads and adds to several streams.
+  bool reads_streams(size_t block) const;
   void run(size_t block, const float* stream, const float* input, float* sum, StepState& step);
   void join_streams(float* hidden, StepState& step);
 

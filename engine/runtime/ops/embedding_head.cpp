@@ -1,5 +1,6 @@
 #include "ops/embedding_head.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -27,6 +28,10 @@ void embed(ThreadPool& pool, const SourceMatrix& table, const int32_t* token_ids
 
 void LmHead::norm(const float* hidden_rows, float* out, int R) {
   const WorkTimer timer(Work::kHead);
+  if (norm_ == nullptr) {
+    if (out != hidden_rows) std::copy_n(hidden_rows, int64_t{R} * hidden_size(), out);
+    return;
+  }
   norm_rows(table_, pool_, hidden_rows, norm_, eps_, out, R, hidden_size());
 }
 

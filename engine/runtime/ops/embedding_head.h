@@ -13,7 +13,7 @@ void embed(ThreadPool& pool, const SourceMatrix& table, const int32_t* token_ids
 
 class LmHead {
  public:
-  // norm [hidden]; weight [vocabulary, hidden]. softcap: logits become softcap * tanh(logits / softcap); 0: they stay.
+  // norm [hidden], null: hidden states are read as they are; weight [vocabulary, hidden]. softcap: logits become softcap * tanh(logits / softcap); 0: they stay.
   LmHead(const kernels::KernelTable& table, ThreadPool& pool, const float* norm, const PackedMatrix& weight,
          float eps, float softcap = 0)
       : table_(table), pool_(pool), norm_(norm), weight_(weight), eps_(eps), softcap_(softcap) {}

@@ -3,13 +3,12 @@
 #include <numbers>
 
 #include "host/work_clock.h"
-#include "ops/embedding_head.h"
 
 namespace twofold {
 
-void LayerInputs::forward(const int32_t* tokens, const float* hidden, float* out, int T) {
+void LayerInputs::forward(const int64_t* tokens, const float* hidden, float* out, int T) {
   if (T == 0) return;
-  embed(pool_, rows_, tokens, out, T);
+  rows_.read(pool_, tokens, T, 1, out, width());
   const WorkTimer timer(Work::kEmbedding);
   const auto lock = pool_.lock_scratch();
   const int size = shape_.size;

@@ -6,6 +6,7 @@
 #include "host/thread_pool.h"
 #include "ops/linear.h"
 #include "ops/packed_matrix.h"
+#include "ops/row_table.h"
 
 namespace twofold {
 
@@ -18,13 +19,13 @@ struct LayerInputShape {
 class LayerInputs {
  public:
   // table [vocabulary, layers * size]; projection [layers * size, hidden]; norm [size]. Nothing is owned.
-  LayerInputs(const kernels::KernelTable& table, ThreadPool& pool, const SourceMatrix& rows,
+  LayerInputs(const kernels::KernelTable& table, ThreadPool& pool, RowTable& rows,
               const PackedMatrix& projection, const float* norm, const LayerInputShape& shape)
       : table_(table), pool_(pool), rows_(rows), projection_(projection), norm_(norm), shape_(shape) {}
 
   // out[t, n] = (norm(projection_n . hidden[t]) + table_scale * table[tokens[t], n]) / sqrt(2) for layer n: out is
   // [T, width()], hidden [T, hidden_size()]. Throws KernelFailure for a token outside the table.
-  void forward(const int32_t* tokens, const float* hidden, float* out, int T);
+  void forward(const int64_t* tokens, const float* hidden, float* out, int T);
 
   int hidden_size() const { return static_cast<int>(projection_.columns()); }
   int64_t width() const { return projection_.rows(); }
@@ -32,7 +33,7 @@ class LayerInputs {
  private:
   const kernels::KernelTable& table_;
   ThreadPool& pool_;
-  SourceMatrix rows_;
+  RowTable& rows_;
   const PackedMatrix& projection_;
   const float* norm_;
   LayerInputShape shape_;

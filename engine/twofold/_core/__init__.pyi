@@ -450,29 +450,19 @@ class Embedding:
     def __init__(self, pool: ThreadPool, table: WeightMatrix) -> None: ...
     def forward(self, token_ids: _I32, out: _F32) -> None: ...
 
-class LayerInputs:
-    """Inputs of all layers, by a table of tokens and a projection of their embeddings."""
-
-    def __init__(
-        self,
-        pool: ThreadPool,
-        *,
-        table: WeightMatrix,
-        projection: PackedMatrix,
-        norm_weight: _F32,
-        eps: float,
-        table_scale: float,
-    ) -> None: ...
-    def forward(self, token_ids: _I32, hidden: _F32, out: _F32) -> None:
-        """hidden [T, hidden]: scaled embeddings; out [T, layers * size]."""
-
 class LmHead:
     """Final norm and output projection."""
 
     def __init__(
-        self, pool: ThreadPool, norm_weight: _F32, weight: PackedMatrix, eps: float, softcap: float = 0.0
+        self,
+        pool: ThreadPool,
+        norm_weight: _F32 | None,
+        weight: PackedMatrix,
+        eps: float,
+        softcap: float = 0.0,
     ) -> None:
-        """softcap: logits become softcap * tanh(logits / softcap); 0: they stay."""
+        """norm_weight: None: hidden states are read as they are. softcap: logits become
+        softcap * tanh(logits / softcap); 0: they stay."""
 
     def forward(self, hidden_rows: _F32, logits: _F32) -> None: ...
     def norm(self, hidden_rows: _F32, out: _F32) -> None:
@@ -483,6 +473,41 @@ class LmHead:
 
     def with_norm(self, norm_weight: _F32) -> LmHead:
         """The same matrix after another norm."""
+
+class RowTable:
+    """Rows of a table that stays in its file, cached up to a bound of bytes."""
+
+    def __init__(self, pool: ThreadPool, parts: Sequence[WeightMatrix], cache_bytes: int) -> None:
+        """parts: the table's rows in order; those that are not in a mapped file are read in place."""
+
+    def read(self, ids: _I64, out: _F32, first: int = 0) -> None:
+        """out[t, first:] becomes rows ids[t], one after the other. KernelError for one with a NaN or an infinity."""
+
+    def read_ahead(self, ids: _I64) -> None:
+        """Asks the system to read rows that are not cached. From any thread."""
+    rows: Final[int]
+    columns: Final[int]
+    bytes: Final[int]
+    cache_bytes: Final[int]
+    num_slots: Final[int]
+    num_reads: Final[int]
+    num_hits: Final[int]
+
+class LayerInputs:
+    """Inputs of all layers, by a table of tokens and a projection of their embeddings."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        table: RowTable,
+        projection: PackedMatrix,
+        norm_weight: _F32,
+        eps: float,
+        table_scale: float,
+    ) -> None: ...
+    def forward(self, token_ids: _I64, hidden: _F32, out: _F32) -> None:
+        """hidden [T, hidden]: scaled embeddings; out [T, layers * size]."""
 
 class Block:
     """Part of a layer: adds to the residual stream."""
@@ -523,14 +548,16 @@ class Indexer(Chooser):
         block: int | None = None,
         local: int | None = None,
         pooled: int | None = None,
+        pool_rotation: _Part = None,
         pool_bias: _F32 | None = None,
     ) -> None:
         """queries: of low-rank queries, or with of_input of the block's input; input_norm: a further norm of that,
-        after the norm of `queries`. scale: as for Gqa. keys: one key; without `block`, also a weight per head, and a
-        query has one list, else one per head, of blocks of so many positions, of which the last `local` ones are always
-        chosen. pooled: keys of so many adjacent positions become one, by the softmax of a gate in `keys`, before the
-        weights, and pool_bias [pooled, head_dim]; pools are chosen, and the positions after the last one. rotates_last:
-        the last elements of a head are rotated, not the first ones."""
+        after the norm of `queries`. scale: as for Gqa. keys: one key; without `block` and `pooled`, also a weight per
+        head. A query has one list; with `block`, one per head, of blocks of so many positions, of which the last
+        `local` ones are always chosen. pooled: one list, of pools of so many positions, whose key is the mean of
+        theirs, rotated by pool_rotation, and of the positions after the last whole pool. pool_bias: [pooled, head_dim];
+        the pool's key is the sum by the softmax of it and of gates instead, which `keys` has before weights.
+        rotates_last: the last elements of a head are rotated, not the first ones."""
 
 class Gqa(Block):
     """Grouped-query attention, composed of parts."""
@@ -609,9 +636,18 @@ class ShortConvolution(Block):
     """A gated short convolution; its record per sequence is the last taps - 1 inputs, float32."""
 
     def __init__(
-        self, pool: ThreadPool, *, layer: int, project: _Part, conv: _F32, conv_bias: _F32 | None, out: _Part
+        self,
+        pool: ThreadPool,
+        *,
+        layer: int,
+        project: _Part,
+        conv: _F32,
+        conv_bias: _F32 | None,
+        out: _Part,
+        record_at: int = 0,
     ) -> None:
-        """project: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]."""
+        """project: [3 hidden, hidden], input gate, output gate and values. conv: [taps, hidden]. record_at: byte of the
+        layer's records where the block's begins."""
 
 class GatedDelta(Block):
     """A gated delta net; it keeps a record per sequence."""
@@ -635,6 +671,7 @@ class GatedDelta(Block):
         tiled: bool,
         grouped: bool,
         grouped_gates: bool,
+        record_at: int = 0,
     ) -> None:
         """layer: index in the cache, where its records have `record_bytes`.
 
@@ -736,15 +773,44 @@ class MtpInput(Block):
         *,
         embedding_norm: _F32,
         hidden_norm: _F32,
-        projection: PackedMatrix,
         eps: float,
-    ) -> None: ...
+        projection: PackedMatrix = ...,
+        of_embedding: PackedMatrix = ...,
+        of_hidden: PackedMatrix = ...,
+        num_streams: int | None = None,
+    ) -> None:
+        """projection: of both in a row; or one of the embedding, one of the hidden state. hidden_norm: [streams *
+        hidden]."""
 
 class LayerInput(Block):
     """Adds projection . (gelu(gate . hidden) * input), the input being a part of the step's `layer_inputs`."""
 
     def __init__(self, pool: ThreadPool, *, gate: PackedMatrix, projection: PackedMatrix, first: int) -> None:
         """first: where the layer's input begins in a row of the step's."""
+
+class NgramInput(Block):
+    """Adds gated embeddings of n-grams, and a convolution of them, to every residual stream."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        key: PackedMatrix,
+        value: PackedMatrix,
+        key_norm: _F32,
+        query_norm: _F32,
+        conv_norm: _F32,
+        conv: _F32,
+        dilation: int,
+        eps: float,
+        first: int,
+        layer: int,
+        record_at: int = 0,
+    ) -> None:
+        """key: [streams * hidden, size], value: [hidden, size]. conv: [taps, streams * hidden], the oldest first.
+
+        first: where the layer's input begins in a row of the step's `layer_inputs`. record_at: byte of the layer's
+        records where the block's begins."""
 
 class PostNorm(Block):
     """The `over` preceding blocks add to rows of zeros; their norm is added to the residual, and all is scaled."""
@@ -768,46 +834,60 @@ class GatedNorm(Block):
     ) -> None: ...
 
 class HyperConnection(Block):
-    """The `over` preceding blocks read a weighted sum of the residual streams and add to rows of zeros. Each stream
+    """The `over` preceding blocks read one hidden state of the residual streams and add to rows of zeros. Each stream
     gets the result times a weight of its own."""
 
     def __init__(
         self,
         pool: ThreadPool,
         *,
-        mix: PackedMatrix,
-        base: _F32,
-        scale: _F32,
         num_streams: int,
         eps: float,
-        offset: float,
-        magnitude: float,
         over: int,
+        mix: PackedMatrix = ...,
+        base: _F32 = ...,
+        scale: _F32 = ...,
+        offset: float = ...,
+        magnitude: float = ...,
         output_offset: float | None = None,
         rounds: int | None = None,
+        norm: _F32 = ...,
+        down: PackedMatrix = ...,
+        up: PackedMatrix = ...,
+        inject: PackedMatrix = ...,
     ) -> None:
-        """Weights of a token are sigmoid(scale * (mix . x) / rms(x) + base) + offset, x being its streams in a row.
+        """With `mix`, a weighted sum is read. Weights are sigmoid(scale * (mix . x) / rms(x) + base) + offset.
+        x is its streams in a row.
 
         mix: [2 num_streams, num_streams * hidden], for the sum, then for the output, whose weights are multiplied by
-        `magnitude` and have `output_offset`, if it is given. base: a value per row. scale: [2]. rounds: num_streams² rows more,
-        and a third scale, make a matrix by softmax and so many rounds of Sinkhorn's iteration; before the output is
-        added, stream s becomes the sum of streams r times matrix[r, s]."""
+        `magnitude` and have `output_offset`, if it is given. base: a value per row. scale: [2]. rounds: num_streams²
+        rows more, and a third scale, make a matrix by softmax and so many rounds of Sinkhorn's iteration; before the
+        output is added, stream s becomes the sum of streams r times matrix[r, s].
+
+        With `down`, the mean of the normed streams n is read, each element times
+        sigmoid(up . silu(down . n / num_streams)). Weights of the output are 2 sigmoid(inject . n / num_streams).
+
+        norm: [num_streams * hidden]. down: [rank, num_streams * hidden]. up: [num_streams * hidden, rank]. inject:
+        [num_streams, num_streams * hidden]."""
 
 class StreamHead(Block):
-    """Last block of a model with several residual streams: their weighted sum."""
+    """Last block of a model with several residual streams: the hidden state that is read of them."""
 
     def __init__(
         self,
         pool: ThreadPool,
         *,
-        mix: PackedMatrix,
-        base: _F32,
-        scale: _F32,
         num_streams: int,
         eps: float,
-        offset: float,
+        mix: PackedMatrix = ...,
+        base: _F32 = ...,
+        scale: _F32 = ...,
+        offset: float = ...,
+        norm: _F32 = ...,
+        down: PackedMatrix = ...,
+        up: PackedMatrix = ...,
     ) -> None:
-        """As for `HyperConnection`, with num_streams rows of `mix` and one scale."""
+        """As for `HyperConnection`: with num_streams rows of `mix` and one scale, or without `inject`."""
 
 class Decoder:
     """The blocks of a model in one call."""
@@ -826,9 +906,12 @@ class Decoder:
         previous: _F32 | None = None,
         layer_inputs: _F32 | None = None,
     ) -> None:
-        """experts: None if no block has any. previous: normed hidden states that a `MtpInput` reads.
+        """experts: None if no block has any. previous: [T, streams * hidden], normed hidden states, or streams, that a
+        `MtpInput` reads.
 
         layer_inputs: result of `LayerInputs.forward` for the batch's tokens, which a `LayerInput` reads."""
+    streams: Final[_F32]
+    "Several streams of the last forward pass, f32 [T, streams * hidden size]."
 
 def measure_ceilings(
     pool: ThreadPool, *, level: str | None = None, read_bytes: int = 536870912, round_s: float = 0.01

@@ -259,6 +259,7 @@ class MlaDecode:
         max_length: int,
         rule: _core.ScoreRule,
         select: _core.Stretch,
+        sinks: _Address = None,
         chosen: PositionLists,
     ) -> None: ...
 
@@ -285,6 +286,7 @@ class IndexRows:
         cos: _Address,
         sin: _Address,
         rotary: int,
+        rotates_last: bool,
         neighbours: bool,
         slot_mapping: _Address,
     ) -> None: ...

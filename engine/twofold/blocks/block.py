@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -151,6 +151,8 @@ class Block(ModelPart):
     """One block of one layer; adds to the residual stream."""
 
     layer: int
+    record_at: int = field(default=0, kw_only=True)
+    """Byte of the layer's record per sequence where the block's begins: records of its earlier blocks come before."""
 
     def as_stored(self, shape_of: ShapeOf) -> Block:
         """This block, or the variant of it that a checkpoint with tensors of these shapes stores."""
@@ -213,6 +215,17 @@ class Block(ModelPart):
         return ()
 
 
+def in_layer(blocks: Iterable[Block], layer: int) -> tuple[Block, ...]:
+    """The blocks of a layer with its number, and a place for the record of each."""
+    found: list[Block] = []
+    record_at = 0
+    for block in blocks:
+        own = sum(kept.num_bytes for kept in block.state if isinstance(kept, Record))
+        found.append(replace(block, layer=layer, record_at=record_at if own else 0))
+        record_at += own
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class ResidualBlock(Block):
     """A block between preceding blocks and the residual stream: makes what they read, or takes what they add."""
@@ -230,6 +243,13 @@ class ComposedBlock(Block):
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         return {role: spec for part in self.parts(found) for role, spec in part.tensors.items()}
+
+    @property
+    def missing_in_device_kernels(self) -> str | None:
+        """That of the first part which has one."""
+        settings = (part.settings for part in self.parts(lambda spec: False))
+        found = (getattr(each, "missing_in_device_kernels", None) for each in settings)
+        return next(filter(None, found), None)
 
 
 Changed = TypeVar("Changed", bound=Block)

@@ -101,6 +101,11 @@ class BlockWeights:
             return found
         return self.recoding.matrix(self.source.where, spec.name, found)
 
+    def as_stored(self, part: str) -> WeightMatrix:
+        """A matrix in the file's format, whatever other tensors are converted to: its rows are read when needed."""
+        spec = self.specs[part]
+        return self.source.matrix(spec.name, (spec.shape[0], spec.shape[1]))
+
     def stack(self, part: str) -> list[WeightMatrix]:
         """Matrices of a stacked tensor, as the files have them."""
         spec = self.specs[part]

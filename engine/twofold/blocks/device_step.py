@@ -348,7 +348,7 @@ class DeviceStep:
     previous: Tensor | None = None
     """f32 [T, hidden], normed hidden states that an MTP layer reads."""
     layer_inputs: Tensor | None = None
-    """f32 [T, layers, size], see `blocks.layer_input`."""
+    """f32 [T, width], see `blocks.table_inputs`."""
     chosen_positions: ChosenPositions | None = None
     """Positions that the last chooser of the step chose (`blocks.attention.selection.Chosen`)."""
     stream_weights: Tensor | None = None

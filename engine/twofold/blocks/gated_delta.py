@@ -52,6 +52,8 @@ class GatedDelta(ComposedBlock):
     """Whether checkpoints store the logarithm of the decay rate; else the negative rate."""
     gate: Gate = SILU_OF_Z
     """Gate of the outputs, after their norm."""
+    normed: bool = True
+    """Whether the input is normed."""
     tiled: bool = False
     """Whether value head h uses key head h % num_k_heads, as in GGUF files of Qwen3.5; else value heads of a key head
     are adjacent."""
@@ -81,7 +83,7 @@ class GatedDelta(ComposedBlock):
     def parts(self, found: HasTensor) -> tuple[BlockPart, ...]:
         names = LayerNames(self.layer, "linear_attn", zero_centred=self.zero_centred)
         hidden, heads, values = self.hidden_size, self.num_v_heads, self.values
-        project = {"norm": names.input_norm(hidden)}
+        project = {"norm": names.input_norm(hidden)} if self.normed else {}
         together = names.matrix("in_proj_qkvz", "ssm_in", self.channels + values, hidden)
         gates = names.matrix("in_proj_ba", "ssm_ba", 2 * heads, hidden, role="exact")
         if found(together):
@@ -159,6 +161,7 @@ class GatedDelta(ComposedBlock):
             grouped="qkvz" in weights,
             grouped_gates="ba" in weights,
             layer=self.layer,
+            record_at=self.record_at,
         )
 
     @property

@@ -126,7 +126,7 @@ class Gqa(ComposedBlock):
             ),
             BlockPart("rotate", settings=self.rotation),
             BlockPart("scale", settings=self.scale),
-            BlockPart("select", self.select.tensors(names, hidden), self.select),
+            BlockPart("select", self.select.tensors(found, names, hidden), self.select),
             BlockPart("attend", self.scores.tensors(names, heads.num), self.scores, self._per_position),
             BlockPart("gate", gate, self.gate),
             BlockPart("out", out),

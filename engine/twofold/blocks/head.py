@@ -12,8 +12,8 @@ import numpy as np
 from twofold.blocks import ops
 from twofold.blocks.block import Cost, ModelPart
 from twofold.blocks.block_weights import F32, BlockWeights
-from twofold.blocks.layer_input import LayerInputs
 from twofold.blocks.rope import RopeConfig
+from twofold.blocks.table_inputs import TableInputs
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import WeightMatrix, source_row_bytes
 
@@ -34,8 +34,8 @@ class Embedding(ModelPart):
     """Whether the head uses the same matrix."""
     scale: float = 1.0
     """Factor applied to the rows before the first layer."""
-    layer_inputs: LayerInputs | None = None
-    """Further inputs, one for each layer; None: there are none."""
+    layer_inputs: TableInputs | None = None
+    """Further inputs of layers, from tables; None: there are none."""
     learned_pairs: int = 0
     """Pairs of rotary embedding whose frequencies have learned factors; 0: checkpoints have none."""
 
@@ -49,10 +49,15 @@ class Embedding(ModelPart):
         head = TensorSpec(HEAD[0], shape, "embedding", HEAD[1])
         if self.tied and found(head) and not found(table):  # a tied pair may be stored under either name
             table = head
-        further = {} if self.layer_inputs is None else self.layer_inputs.tensors()
+        further = {} if self.layer_inputs is None else self.layer_inputs.tensors(found)
         if self.learned_pairs:
             further["rope"] = TensorSpec("model.rotary_emb.alpha", (self.learned_pairs,), "exact", "")
         return {"table": table, **further}
+
+    def check(self, weights: BlockWeights) -> None:
+        super().check(weights)
+        if self.layer_inputs is not None:
+            self.layer_inputs.check(weights)
 
     def learned(self, weights: BlockWeights, rope: RopeConfig) -> RopeConfig:
         """The rotation with the checkpoint's factors of its frequencies, if it has any."""
@@ -99,6 +104,8 @@ class Head(ModelPart):
     """Soft cap: logits become softcap * tanh(logits / softcap)."""
     zero_centred: bool = False
     """Whether checkpoints store the norm minus 1."""
+    normed: bool = True
+    """Whether hidden states are normed; else the last layer's output is read as it is."""
     labels: int = 0
     """Labels of a classifier whose matrix takes the vocabulary's place; 0: the head is a vocabulary's."""
 
@@ -116,8 +123,8 @@ class Head(ModelPart):
             )
             for theirs in ("output_norm.weight", "token_embd_norm.weight")
         ]
-        return {
-            "norm": next(filter(found, norms), norms[0]),
+        norm = {"norm": next(filter(found, norms), norms[0])} if self.normed else {}
+        return norm | {
             "vocabulary": Embedding(self.vocab_size, self.hidden_size, True).tensors(found)["table"]
             if self.tied
             else TensorSpec(name, shape, "embedding", of_gguf),
@@ -136,9 +143,9 @@ class Head(ModelPart):
         """Cost of the matrix alone."""
         return Cost(weights.packed_bytes("vocabulary"), tokens * self._flops_per_token(weights))
 
-    def norm(self, weights: BlockWeights) -> F32:
-        """The last norm's weights, times `scale`."""
-        return weights.vector("norm") * np.float32(self.scale)
+    def norm(self, weights: BlockWeights) -> F32 | None:
+        """The last norm's weights, times `scale`; None: there is no norm."""
+        return weights.vector("norm") * np.float32(self.scale) if self.normed else None
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.LmHead:
         """Pack the matrix and create the CPU operator. Raises ModelLoadError."""

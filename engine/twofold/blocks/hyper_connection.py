@@ -1,18 +1,14 @@
 """Hyper-connections (arXiv 2409.19606): the residual stream consists of several streams of a hidden state each.
 
-A part of a layer reads a weighted sum of the streams, and each stream gets the part's output times a weight of its own.
-A token's weights are sigmoid(scale * (mix . x) / rms(x) + base), x being its streams in a row. `StreamHead` joins the
-streams in the same way after the last layer.
-
-DeepSeek-V4 also mixes the streams with one another, by a matrix whose rows and columns have sums of about 1: Sinkhorn's
-iteration of the softmax of further rows of the mix (manifold-constrained hyper-connections).
+A part of a layer reads one hidden state of the streams, and each stream gets the part's output times a weight of its
+own. `StreamHead` reads the streams in the same way after the last layer. How they are read is a `StreamMix`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from twofold.blocks import ops
 from twofold.blocks.block import Block, ResidualBlock
@@ -25,62 +21,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class StreamMix:
-    """Learned weights of streams."""
+class StreamMix(Protocol):
+    """How several streams are read, and how they take an output; see `stream_mixes.py`."""
 
-    num_streams: int
-    hidden_size: int
-    eps: float
-    """Epsilon of the root of the mean square."""
-    offset: float
-    """Added to the weights."""
+    @property
+    def num_streams(self) -> int: ...
 
-    def tensors(self, prefix: str, groups: int, *, mixes: bool = False) -> dict[str, TensorSpec]:
-        """groups: weights of a stream. mixes: whether weights of each stream in each other one follow. Files of GGUF
-        have no names for these tensors."""
-        rows = self.num_streams * (groups + self.num_streams * mixes)
-        columns = self.num_streams * self.hidden_size
-        shapes = {"fn": (rows, columns), "base": (rows,), "scale": (groups + mixes,)}
-        roles = {"fn": "mix"}
-        return {
-            roles.get(name, name): TensorSpec(f"{prefix}{name}", shape, "exact", "")
-            for name, shape in shapes.items()
-        }
+    @property
+    def hidden_size(self) -> int: ...
+
+    def tensors(self, hf: str, gguf: str, *, outputs: bool) -> dict[str, TensorSpec]:
+        """Tensors by role; outputs: whether streams take an output.
+
+        Args:
+            hf, gguf: what their names begin with.
+        """
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, where: str) -> Mapping[str, Any]:
-        return {
-            "mix": weights.packed(pool, where, "mix"),
-            "base": weights.vector("base"),
-            "scale": weights.vector("scale"),
-            "num_streams": self.num_streams,
-            "eps": self.eps,
-            "offset": self.offset,
-        }
+        """Arguments of the native block."""
 
-    def device(self, weights: DeviceWeights) -> StreamMixOnDevice:
-        return StreamMixOnDevice(self, *(weights.norm(part) for part in ("mix", "base", "scale")))
+    def device(self, weights: DeviceWeights) -> StreamMixOnDevice: ...
 
 
-@dataclass(frozen=True)
-class StreamMixOnDevice:
-    """f32, as the checkpoint has it: the weights decide how much of every later part counts."""
-
-    shape: StreamMix
-    mix: Tensor
-    base: Tensor
-    scale: Tensor
-
-    def logits(self, streams: Tensor) -> Tensor:
-        """f32 [T, rows of the mix], of which the weights are sigmoids."""
-        rows, count = streams.flatten(1), self.shape.num_streams
-        inverse = (rows.square().mean(1, keepdim=True) + self.shape.eps).rsqrt()
-        groups = [min(row // count, len(self.scale) - 1) for row in range(len(self.mix))]
-        return rows @ self.mix.T * inverse * self.scale[groups] + self.base
-
-    def sums(self, streams: Tensor, weights: Tensor) -> Tensor:
-        """f32 [T, hidden]: streams summed by weights [T, streams]."""
-        return ((weights + self.shape.offset)[:, :, None] * streams).sum(1)
+class StreamMixOnDevice(Protocol):
+    def read(self, streams: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """What is read of streams f32 [T, streams, hidden], f32 [T, hidden]; if there are any, the streams' weights of
+        the output, f32 [T, streams], and a matrix f32 [T, streams, streams] by which they are mixed before that."""
 
 
 @dataclass(frozen=True)
@@ -92,20 +58,12 @@ class HyperConnection(ResidualBlock):
     mix: StreamMix
     name: str
     """Name in Hugging Face checkpoints, within the layer."""
-    magnitude: float
-    """Factor of the weights of the output."""
-    output_offset: float | None = None
-    """Added to the weights of the output; None: that of the others."""
-    rounds: int = 0
-    """Rounds of Sinkhorn's iteration of the matrix that mixes the streams; 0: they are not mixed."""
+    gguf: str = ""
+    """What the names in GGUF files begin with, within the layer."""
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
-        prefix = f"model.layers.{self.layer}.{self.name}."
-        return self.mix.tensors(prefix, 2, mixes=self.rounds > 0)
-
-    @property
-    def offset_of_output(self) -> float:
-        return self.mix.offset if self.output_offset is None else self.output_offset
+        hf, gguf = f"model.layers.{self.layer}.{self.name}.", f"blk.{self.layer}.{self.gguf}"
+        return self.mix.tensors(hf, gguf, outputs=True)
 
     @property
     def device_elements_per_token(self) -> int:
@@ -113,71 +71,49 @@ class HyperConnection(ResidualBlock):
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         mix = self.mix.cpu(weights, pool, f"layer {self.layer}, {self.name}")
-        return ops.HyperConnection(
-            pool,
-            **mix,
-            magnitude=self.magnitude,
-            output_offset=self.output_offset,
-            rounds=self.rounds or None,
-            over=self.over,
-        )
+        return ops.HyperConnection(pool, **mix, over=self.over)
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        return HyperConnectionOnDevice(self, self.mix.device(weights), self.over)
+        return HyperConnectionOnDevice(self.mix.device(weights), self.mix.num_streams, self.over)
 
 
 @dataclass(frozen=True)
 class HyperConnectionOnDevice(StreamsOnDevice):
-    shape: HyperConnection
     mix: StreamMixOnDevice
+    count: int
+    """Number of streams."""
     over: int
 
     @property
     def num_streams(self) -> int:
-        return self.mix.shape.num_streams
+        return self.count
 
     def read(self, residual: Tensor, step: DeviceStep) -> Tensor:
-        shape, count = self.shape, self.num_streams
-        logits = self.mix.logits(residual)
-        weights = logits[:, : 2 * count].sigmoid()
-        if shape.rounds > 0:
-            matrix = _doubly_stochastic(
-                logits[:, 2 * count :].view(-1, count, count), shape.rounds, shape.mix.offset
-            )
-            step.stream_matrix = matrix.transpose(1, 2)
-        step.stream_weights = shape.magnitude * weights[:, count:] + shape.offset_of_output
-        return self.mix.sums(residual, weights[:, :count])
+        rows, step.stream_weights, step.stream_matrix = self.mix.read(residual)
+        return rows
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         assert step.stream_weights is not None, "outputs of blocks that read no streams"
-        if self.shape.rounds > 0:
-            assert step.stream_matrix is not None, "outputs of blocks that read no streams"
-            total.copy_(step.stream_matrix @ total)
+        if step.stream_matrix is not None:
+            total.copy_(step.stream_matrix.transpose(1, 2) @ total)
         total += step.stream_weights[:, :, None] * hidden[:, None]
-
-
-def _doubly_stochastic(logits: Tensor, rounds: int, offset: float) -> Tensor:
-    """f32 [T, S, S] of logits, rows and columns with sums of about 1."""
-    matrix = logits.softmax(2) + offset
-    for number in range(rounds):
-        if number > 0:
-            matrix = matrix / (matrix.sum(2, keepdim=True) + offset)
-        matrix = matrix / (matrix.sum(1, keepdim=True) + offset)
-    return matrix
 
 
 @dataclass(frozen=True)
 class StreamHead(Block):
-    """The last hidden state: a sum of the streams."""
+    """The last hidden state, read of the streams."""
 
     kind: ClassVar[str] = "residual"
 
     mix: StreamMix
     prefix: str
-    """Prefix of its names in Hugging Face checkpoints."""
+    """Prefix of its names in Hugging Face checkpoints, with {} for the layer."""
+    gguf: str = ""
+    """Prefix of its names in GGUF files."""
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
-        return self.mix.tensors(self.prefix, 1)
+        hf, gguf = (each.format(self.layer) for each in (self.prefix, self.gguf))
+        return self.mix.tensors(hf, gguf, outputs=False)
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         return ops.StreamHead(pool, **self.mix.cpu(weights, pool, "head of the streams"))
@@ -191,4 +127,4 @@ class _StreamHeadOnDevice(StreamHeadOnDevice):
     mix: StreamMixOnDevice
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
-        total += self.mix.sums(hidden, self.mix.logits(hidden).sigmoid())
+        total += self.mix.read(hidden)[0]

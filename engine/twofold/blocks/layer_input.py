@@ -1,7 +1,7 @@
 """Per-layer input embeddings (Gemma 4 E2B and E4B): every layer has an input of its own beside the residual stream.
 
 `LayerInputs` belongs to the model's embedding: a token's inputs of all layers are a row of a second table plus a
-projection of its embedding. `LayerInput` is the block that adds one layer's part.
+projection of its embedding (`table_inputs.py`). `LayerInput` is the block that adds one layer's part.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from twofold.blocks import ops
 from twofold.blocks.block import Block
-from twofold.blocks.block_weights import BlockWeights
+from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
+from twofold.blocks.table_inputs import I64, HostInputs, TableInputs
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
-from twofold.weights.weight_format import source_row_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class LayerInputs:
+class LayerInputs(TableInputs):
     """Inputs of all layers: (norm(projection . embedding / sqrt(hidden)) + row of the table * sqrt(size)) / sqrt(2)."""
 
     num_layers: int
@@ -31,8 +31,12 @@ class LayerInputs:
     vocab_size: int
     hidden_size: int
     eps: float
-    media_token: int = 0
+    padding_token: int = 0
     """The token whose row of the table a picture's rows have."""
+
+    @property
+    def media_token(self) -> int:
+        return self.padding_token
 
     @property
     def width(self) -> int:
@@ -52,7 +56,7 @@ class LayerInputs:
         if self.vocab_size < vocab_size:
             yield f"vocab_size_per_layer_input {self.vocab_size} is less than vocab_size {vocab_size}"
 
-    def tensors(self) -> dict[str, TensorSpec]:
+    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         table, wide = (self.vocab_size, self.width), (self.width, self.hidden_size)
         return {
             "layer_table": TensorSpec(
@@ -66,17 +70,9 @@ class LayerInputs:
             ),
         }
 
-    def host_bytes(self, weights: BlockWeights) -> int:
-        """Host bytes: the packed projection, the norm, and the table's pages of the file or its converted copy."""
-        table = weights.source.entry(weights.specs["layer_table"].name).num_bytes
-        if weights.recoding is not None:
-            table = self.vocab_size * source_row_bytes(weights.recoding.format, self.width)
-        return table + weights.packed_bytes("layer_projection") + weights.packed_bytes("layer_norm")
-
-    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.LayerInputs:
-        """Pack the projection and create the CPU operator; the table's rows stay in the file. Raises ModelLoadError."""
-        table = weights.matrix("layer_table") if weights.is_mapped else weights.checked(pool, "layer_table")
-        return ops.LayerInputs(
+    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> HostInputs:
+        (table,) = self.row_tables(weights, pool)
+        projected = ops.LayerInputs(
             pool,
             table=table,
             projection=weights.packed(pool, "embedding, inputs of the layers", "layer_projection"),
@@ -84,6 +80,7 @@ class LayerInputs:
             eps=self.unscaled_eps,
             table_scale=self.table_scale,
         )
+        return _ProjectedInputs(table, projected)
 
     def device(self, weights: DeviceWeights) -> LayerInputsOnDevice:
         """Copy the weights to the device. Needs torch."""
@@ -95,6 +92,18 @@ class LayerInputs:
         )
 
 
+class _ProjectedInputs(HostInputs):
+    def __init__(self, table: ops.RowTable, projected: ops.LayerInputs) -> None:
+        super().__init__([table])
+        self._projected = projected
+
+    def rows(self, ids: I64) -> list[I64]:
+        return [ids]
+
+    def forward(self, ids: I64, hidden: F32, out: F32) -> None:
+        self._projected.forward(ids, hidden, out)
+
+
 @dataclass(frozen=True)
 class LayerInputsOnDevice:
     inputs: LayerInputs
@@ -104,14 +113,14 @@ class LayerInputsOnDevice:
     norm: Tensor
 
     def __call__(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
-        """f32 [T, layers, size] of f32 [T, hidden], the scaled embeddings."""
+        """f32 [T, width] of f32 [T, hidden], the scaled embeddings."""
         from torch.nn import functional
 
         shape = (len(token_ids), self.inputs.num_layers, self.inputs.size)
         projected = functional.linear(hidden.bfloat16(), self.projection).float().view(shape)
         normed = functional.rms_norm(projected, shape[-1:], self.norm, self.inputs.unscaled_eps)
         rows = self.table[token_ids].float().view(shape)
-        return (normed + rows * self.inputs.table_scale) * float(0.5**0.5)
+        return ((normed + rows * self.inputs.table_scale) * float(0.5**0.5)).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -165,5 +174,6 @@ class LayerInputOnDevice:
 
         assert step.layer_inputs is not None, "a layer's input without the embedding's"
         gate = functional.gelu(functional.linear(hidden.bfloat16(), self.gate).float(), approximate="tanh")
-        gated = (gate * step.layer_inputs[:, self.layer]).bfloat16()
+        first, size = self.layer * gate.shape[1], gate.shape[1]
+        gated = (gate * step.layer_inputs[:, first : first + size]).bfloat16()
         total += functional.linear(gated, self.projection)

@@ -102,17 +102,11 @@ class Mla(ComposedBlock):
             BlockPart("absorb", self.absorb.tensors(names, found)),
             BlockPart("rotate", settings=self.rotation),
             BlockPart("scale", scale, self.scale),
-            BlockPart("select", self.select.tensors(names, hidden), self.select),
+            BlockPart("select", self.select.tensors(found, names, hidden), self.select),
             BlockPart("attend", self.scores.tensors(names, heads), self.scores, self._per_position),
             BlockPart("gate", settings=self.gate),
             BlockPart("out", out),
         )
-
-    @property
-    def missing_in_device_kernels(self) -> str | None:
-        if self.scores.sinks:
-            return "latent attention with sinks"
-        return self.select.missing_in_device_kernels
 
     @property
     def gate_rows(self) -> int:

@@ -176,6 +176,7 @@ class MlaOnDevice:
                 max_length=max_length,
                 rule=shape.scores.native,
                 select=shape.select.native,
+                sinks=self.sinks,
                 chosen=position_lists(chosen),
             )
             workspace, pages = native.workspace(num_bytes, absorbed.device), self._pages(kept)

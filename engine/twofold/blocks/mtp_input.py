@@ -31,19 +31,31 @@ class MtpInput(Block):
     """Whether the layer has a norm before the head; otherwise it is the model's."""
     zero_centred: bool = False
     """Whether checkpoints store norms minus 1."""
+    num_streams: int = 1
+    """Residual streams, each of which reads its own of the token before."""
+    apart: bool = False
+    """Whether checkpoints have the projections of embedding and hidden state as two tensors."""
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}.nextn"
         norms = {"embedding_norm": ("enorm", "enorm"), "hidden_norm": ("hnorm", "hnorm")}
         if self.own_norm:
             norms["norm"] = ("shared_head.norm", "shared_head_norm")
-        shape = (self.hidden_size, 2 * self.hidden_size)
+        hidden = self.hidden_size
+        sizes = {"hidden_norm": self.num_streams * hidden}
+        joined = TensorSpec(f"{hf}.eh_proj.weight", (hidden, 2 * hidden), "matrix", f"{gguf}.eh_proj.weight")
+        matrices = {"projection": joined}
+        if self.apart and not found(joined):
+            matrices = {
+                f"of_{part}": TensorSpec(f"{hf}.fc_{part}.weight", (hidden, hidden), "matrix", "")
+                for part in ("embedding", "hidden")
+            }
         return {
-            "projection": TensorSpec(f"{hf}.eh_proj.weight", shape, "matrix", f"{gguf}.eh_proj.weight"),
+            **matrices,
             **{
                 part: TensorSpec(
                     f"{hf}.{name}.weight",
-                    (self.hidden_size,),
+                    (sizes.get(part, hidden),),
                     "exact",
                     f"{gguf}.{theirs}.weight",
                     zero_centred=self.zero_centred,
@@ -61,8 +73,13 @@ class MtpInput(Block):
             pool,
             embedding_norm=weights.vector("embedding_norm"),
             hidden_norm=weights.vector("hidden_norm"),
-            projection=weights.packed(pool, f"layer {self.layer}, prediction", "projection"),
             eps=self.eps,
+            num_streams=self.num_streams,
+            **{
+                part: weights.packed(pool, f"layer {self.layer}, prediction", part)
+                for part in ("projection", "of_embedding", "of_hidden")
+                if part in weights
+            },
         )
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:

@@ -20,12 +20,20 @@ ATTENTION, FEED_FORWARD = range(2)
 class Residual:
     """Outputs are added to one stream."""
 
+    @property
+    def num_streams(self) -> int:
+        return 1
+
     def around(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
         """The blocks of a part, and what puts their output into the stream."""
         return blocks
 
     def after_last(self) -> tuple[Block, ...]:
         """Blocks after the last layer's."""
+        return ()
+
+    def after_predicting(self) -> tuple[Block, ...]:
+        """Blocks after those of a layer that predicts the token after the next one."""
         return ()
 
 
@@ -69,16 +77,25 @@ class Streams(Residual):
     """Several streams, joined with each part by a hyper-connection."""
 
     mix: StreamMix
-    magnitude: float
-    attention: str = "attn_hc"
-    """Name of attention's hyper-connection."""
-    feed_forward: str = "ffn_hc"
-    head: str | None = "model.hc_head.hc_"
-    """Prefix of the names of what joins the streams after the last layer; None: their mean is read."""
+    attention: tuple[str, str] = ("attn_hc", "hc_attn_")
+    """(name, what GGUF names begin with) of attention's hyper-connection, within the layer."""
+    feed_forward: tuple[str, str] = ("ffn_hc", "hc_ffn_")
+    head: tuple[str, str] | None = ("model.hc_head.hc_", "output_hc_")
+    """Prefixes of the names of what reads the streams after the last layer; None: their mean is read."""
+
+    predicting_head: tuple[str, str] | None = None
+    """The same after an MTP layer, with {} for the layer; None: there is none."""
+
+    @property
+    def num_streams(self) -> int:
+        return self.mix.num_streams
 
     def around(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
-        name = (self.attention, self.feed_forward)[part]
-        return (*blocks, HyperConnection(0, self.mix, name, self.magnitude, over=len(blocks)))
+        names = (self.attention, self.feed_forward)[part]
+        return (*blocks, HyperConnection(0, self.mix, *names, over=len(blocks)))
 
     def after_last(self) -> tuple[Block, ...]:
-        return () if self.head is None else (StreamHead(0, self.mix, self.head),)
+        return () if self.head is None else (StreamHead(0, self.mix, *self.head),)
+
+    def after_predicting(self) -> tuple[Block, ...]:
+        return () if self.predicting_head is None else (StreamHead(0, self.mix, *self.predicting_head),)

@@ -68,6 +68,8 @@ class RopeConfig:
     """Pairs that turn by each axis of a picture's positions (time, row, column); empty: there is one axis."""
     interleaved: bool = False
     """Whether the axes alternate from pair to pair, else each has consecutive pairs."""
+    block: int = 1
+    """Positions that turn as the first of them; blocks begin at multiples of their number."""
     learned: tuple[float, ...] = ()
     """Logarithms [dim/2] of learned factors of the frequencies (Mistral Large 4); empty: there are none."""
 
@@ -163,6 +165,7 @@ class RopeTable:
 
     def rows(self, positions: I32, prompt_lengths: I32) -> tuple[F32, F32]:
         """cos and sin, each [T, dim/2], for tokens at `positions` [T] whose prompts have `prompt_lengths` [T]."""
+        positions = self.turned(positions)
         if self._rope.kind == "dynamic":
             lengths = np.maximum(prompt_lengths, positions + 1)
             distinct, which = np.unique(np.maximum(lengths, self._max_positions), return_inverse=True)
@@ -178,6 +181,15 @@ class RopeTable:
         cos, sin = self.tables(int(rotations.max(initial=-1)) + 1)
         positions, pairs = np.ascontiguousarray(rotations[self._axes].T), np.arange(len(self._axes))
         return cos[positions, pairs], sin[positions, pairs]
+
+    @property
+    def block(self) -> int:
+        """See `RopeConfig.block`."""
+        return self._rope.block
+
+    def turned(self, positions: I32) -> I32:
+        """The positions by which tokens at `positions` turn."""
+        return positions if self.block == 1 else positions // self.block * self.block
 
     @property
     def has_tables(self) -> bool:

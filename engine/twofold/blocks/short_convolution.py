@@ -80,6 +80,7 @@ class ShortConvolution(ComposedBlock):
             conv_bias=weights.optional_vector("conv_bias"),
             out=Linear(("out",)).cpu(weights, pool, where),
             layer=self.layer,
+            record_at=self.record_at,
         )
 
     @property

@@ -30,7 +30,6 @@ from twofold.blocks.device_step import (
     DeviceState,
     DeviceStep,
     LookAheadRouter,
-    normed,
 )
 from twofold.blocks.residual_device import begun_residuals, joined, run_blocks
 from twofold.blocks.rope import axes_of_pairs, rope_tables
@@ -169,7 +168,8 @@ class DeviceModel:
             self._state_of = _owners_of_state(self._specs)
             self._begun = begun_residuals(self._blocks)
             self._routers = [block for block in self._blocks if isinstance(block, LookAheadRouter)]
-            self._final_norm = torch.from_numpy(config.head.norm(files.head)).to(device)
+            norm = config.head.norm(files.head)
+            self._final_norm = None if norm is None else torch.from_numpy(norm).to(device)
             tied = config.head.tied
             self._head = self._embedding if tied else head.matrix("vocabulary")
             self._rotations = self._rotation_tables(max_length)
@@ -241,8 +241,9 @@ class DeviceModel:
         step = self._step_at(0, batch, moe)
         if self._layer_inputs is not None:
             token_ids = batch.token_ids.clone() if batch.media else batch.token_ids
-            for part in batch.media:
-                token_ids[part.where] = self._layer_inputs.inputs.media_token
+            if (media_token := self._layer_inputs.inputs.media_token) is not None:
+                for part in batch.media:
+                    token_ids[part.where] = media_token
             step.layer_inputs = self._layer_inputs(token_ids, hidden)
         totals = [hidden]
         at = 0
@@ -314,13 +315,17 @@ class DeviceModel:
 
     def final_states(self, hidden_rows: Tensor) -> Tensor:
         """Hidden states f32 [R, hidden] after the last norm, of rows of forward's result."""
-        head = self.config.head
-        rows = torch.nn.functional.rms_norm(hidden_rows, hidden_rows.shape[-1:], self._final_norm, head.eps)
-        return rows / head.scale
+        return self._normed(hidden_rows) / self.config.head.scale
+
+    def _normed(self, rows: Tensor) -> Tensor:
+        """Rows after the last norm, if there is one, times the head's scale."""
+        if self._final_norm is None:
+            return rows
+        return torch.nn.functional.rms_norm(rows, rows.shape[-1:], self._final_norm, self.config.head.eps)
 
     def logits(self, hidden_rows: Tensor, adapted: AdaptedStep | None = None) -> Tensor:
         """Logits f32 [R, vocabulary] of rows of forward's result, whose adapters `adapted` has."""
-        rows = normed(hidden_rows, self._final_norm, self.config.head.eps)
+        rows = self._normed(hidden_rows).bfloat16()
         logits = torch.nn.functional.linear(rows, self._head).float()
         if adapted is not None:
             adapted.change_logits(rows, logits)
@@ -332,6 +337,8 @@ def _missing_on_device(config: ModelConfig, kernels: DeviceKernels) -> str | Non
     """Part of the model that does not run with these kernels; None: all of it does."""
     if any(rope.kind == "dynamic" for rope, _ in config.rotations):
         return "dynamic RoPE scaling, which depends on the prompt's length,"
+    if (inputs := config.embedding.layer_inputs) is not None and inputs.missing_on_device is not None:
+        return inputs.missing_on_device
     if kernels.native is None:  # plain torch
         return None
     found = (block.missing_in_device_kernels for layer in config.layers for block in layer)

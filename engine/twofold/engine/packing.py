@@ -175,7 +175,7 @@ def _write_rows(files: ModelFiles, writer: PanelFileWriter) -> dict[str, StoredT
         else:
             whole = files.tensors.stack(name, shape)
             grids = [matrix.scales for matrix in whole if matrix.scales is not None]
-            data = np.stack([matrix.data for matrix in whole])
+            data = whole[0].data[None] if len(whole) == 1 else np.stack([matrix.data for matrix in whole])
             put(name, whole[0].format, shape, data, np.stack(grids) if grids else None)
         files.tensors.release_pages([name, *files.tensors.companions(name)])
     for block, weights in files.blocks():

@@ -111,13 +111,15 @@ class LayerTimes:
         cache = ops.StateCache(kept, pages, _PAGE_SIZE, record, 1)
         batch = self._batch(step, pages)
         hidden = np.random.default_rng(0).standard_normal((step.tokens, config.hidden_size), np.float32)
+        inputs = config.embedding.layer_inputs
+        of_layers = None if inputs is None else np.ones((step.tokens, inputs.width), np.float32)
         taken = []
         for _ in range(_REPEATS if step.tokens == 1 else _CHUNK_REPEATS):
             given = hidden.copy()
             if step.tokens == 1:
                 self._head[0].forward(given, self._logits)
             began = self._clock()
-            decoder.forward(given, batch, cache)
+            decoder.forward(given, batch, cache, layer_inputs=of_layers)
             taken.append(self._clock() - began)
         return 1e6 * float(np.median(taken))
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Literal, cast, get_args
 
 from twofold.api.errors import ModelLoadError
-from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape, ShapeOf
+from twofold.blocks.block import Block, ExpertBlock, Pages, Record, RoutedShape, ShapeOf, in_layer
 from twofold.blocks.head import Embedding, Head
 from twofold.blocks.hyper_connection import HyperConnection
 from twofold.blocks.mtp_input import MtpInput
@@ -182,6 +182,7 @@ class ModelConfig:
         own_norm: bool = True,
         renamed: Mapping[str, str] = MappingProxyType({}),
         pattern: str = "",
+        apart: bool = False,
     ) -> ModelConfig:
         """The configuration of a model with `count` MTP layers after the last; the first one can be run.
 
@@ -190,7 +191,7 @@ class ModelConfig:
             layer: blocks of that layer after its input; empty: it cannot be run.
             own_norm: whether it has a norm before the head.
             renamed: parts of the layer ("" is the layer itself) by their prefixes in checkpoints that name them
-                otherwise. pattern: of all these tensors.
+                otherwise. pattern: of all these tensors. apart: see `MtpInput`.
 
         Raises:
             ModelLoadError: more layers than a model can have.
@@ -208,8 +209,16 @@ class ModelConfig:
         copies = [f"{first}.{name}.*" for name in ("embed_tokens", "shared_head.head")]
         copies += [f"{of_gguf}.{name}.*" for name in ("embed_tokens", "shared_head_head")]
         zero_centred = self.head.zero_centred
-        begin = MtpInput(numbers[0], self.hidden_size, self.head.eps, own_norm, zero_centred)
-        blocks = (begin, *(replace(block, layer=numbers[0]) for block in layer)) if layer else ()
+        begin = MtpInput(
+            numbers[0],
+            self.hidden_size,
+            self.head.eps,
+            own_norm,
+            zero_centred,
+            num_streams=num_residual_streams(self.layers),
+            apart=apart,
+        )
+        blocks = (begin, *in_layer(layer, numbers[0])) if layer else ()
         prefixes = tuple((theirs, f"{first}.{ours}") for theirs, ours in renamed.items())
         left_out = (*whole, *([pattern] if pattern else []))
         found = MtpPart(blocks, left_out, unread=(*copies, *whole[2:]), renamed=prefixes)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from twofold.api.errors import ModelLoadError
 from twofold.blocks.attention.projections import Projections
-from twofold.blocks.block import Block
+from twofold.blocks.block import Block, in_layer
 from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.head import Embedding, Head
@@ -135,9 +135,7 @@ def compose_model(
     return ModelConfig(
         architecture=architecture_name(fields),
         embedding=Embedding(vocab_size, hidden_size, tied),
-        layers=tuple(
-            tuple(replace(block, layer=n) for block in layer(n)) for n in range(num_layers_of(fields))
-        ),
+        layers=tuple(in_layer(layer(n), n) for n in range(num_layers_of(fields))),
         head=Head(vocab_size, hidden_size, eps, tied),
         max_position_embeddings=fields.integer("max_position_embeddings"),
         rope=rope,

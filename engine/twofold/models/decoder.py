@@ -55,6 +55,8 @@ class MtpLayer:
     """Its parts ("" is the layer itself) by their prefixes in checkpoints that name them otherwise."""
     pattern: str = ""
     """Pattern of all these tensors."""
+    apart: bool = False
+    """See `MtpInput`."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class Decoder:
     """Default share of a head that is rotated; None: whole heads alone are."""
     stretched: bool = False
     """Whether a fixed `alpha` stretches the rotation's base."""
+    pools: str = ""
+    """Key of the positions of an indexer's pools, for which there is a further rotation; "": there are none."""
     local_theta: float | None = None
     """RoPE base of layers with a window if `rope_parameters` has no section for them; None: that of the others."""
     learned_rope: bool = False
@@ -126,6 +130,8 @@ class Decoder:
     indexer_parts: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Indexer` that config.json does not set; `rank` None: it reads no low-rank queries."""
 
+    ngrams: bool = False
+    """Whether layers may begin with n-gram embeddings, see `models.ngrams`."""
     residual: Residual | Callable[[Fields], Residual] = field(default_factory=Residual)
     """How outputs of both parts get into the residual stream, or how config.json says it."""
     dense: Mapping[str, Any] = field(default_factory=dict)
@@ -139,6 +145,8 @@ class Decoder:
     experts: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the routed experts that config.json does not set."""
     kind_of_experts: type[RoutedExperts] = RoutedExperts
+    final_norm: bool = True
+    """Whether a norm comes before the head."""
     mtp: MtpLayer | None = None
     """The layer that predicts the token after the next one; None: where there is one, it cannot be run."""
 

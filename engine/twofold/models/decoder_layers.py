@@ -15,6 +15,7 @@ from twofold.blocks.block import Block, changed
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.mla import Mla
+from twofold.blocks.ngram_input import NgramInput
 from twofold.blocks.post_norm import PostNorm
 from twofold.blocks.residual import ATTENTION, FEED_FORWARD
 from twofold.blocks.rope import RopeConfig, preserving_length
@@ -27,6 +28,7 @@ from twofold.models.defaults import defaults_of
 from twofold.models.indexers import chosen_by_indexer, shared_layers
 from twofold.models.keys import FromConfig, Settings
 from twofold.models.nested_config import text_fields, without_images
+from twofold.models.ngrams import read_ngrams
 from twofold.weights.json_file import Fields
 
 Rotations = list[tuple[RopeConfig, int]]
@@ -55,6 +57,8 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
     (rope, rope_dim), *further = layers.rotations
     if decoder.text is not None and decoder.text.axes is not None:
         rope = _with_axes(rope, decoder.text.axes, fields)
+    if decoder.pools:
+        further.append((replace(rope, block=fields.integer(decoder.pools)), rope_dim))
     config = config_json.compose_model(fields, generation, layer, eps=first.eps, rope=rope, rope_dim=rope_dim)
     config = replace(
         config,
@@ -65,11 +69,14 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
             config.embedding,
             scale=layers.embedding_scale,
             learned_pairs=rope_dim // 2 if decoder.learned_rope else 0,
+            layer_inputs=None if layers.ngrams is None else layers.ngrams.tables,
         ),
+        ignored=(*config.ignored, *(() if layers.ngrams is None else layers.ngrams.tables.ignored)),
         head=replace(
             config.head,
             zero_centred=isinstance(first, Gqa) and first.zero_centred and not of_gguf_file,
             softcap=fields.optional_number("final_logit_softcapping", above=True),
+            normed=decoder.final_norm,
             scale=1.0 / fields.number("logits_scaling", above=True) if decoder.multipliers else 1.0,
         ),
     )
@@ -87,6 +94,7 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
         own_norm=mtp.own_norm,
         renamed=mtp.renamed,
         pattern=mtp.pattern,
+        apart=mtp.apart,
     )
 
 
@@ -153,6 +161,7 @@ class _Layers:
         dense = DenseFfn(0, first.hidden_size, wide, first.eps)
         self.dense = replace(dense, **self._config_values(decoder.dense))
         self.mixture = self._mixture(first) if len(self.without) < self.num_layers else ()
+        self.ngrams = read_ngrams(fields, self.residual.num_streams, first.eps) if decoder.ngrams else None
 
     @property
     def _mtp_is_dense(self) -> bool:
@@ -163,7 +172,8 @@ class _Layers:
         mixer = self.mixer if n in self.mixed else self.attention(n)
         feed_forward = (self.dense,) if n in self.without else self.mixture
         last = self.residual.after_last() if n == self.num_layers - 1 else ()
-        return (*self._joined(mixer, feed_forward), *last)
+        begin = self.ngrams.blocks.get(n) if self.ngrams is not None else None
+        return (*(() if begin is None else (begin,)), *self._joined(mixer, feed_forward), *last)
 
     def _joined(self, mixer: Block, feed_forward: tuple[Block, ...]) -> tuple[Block, ...]:
         """A layer's parts, with what puts their outputs into the residual stream."""
@@ -177,7 +187,7 @@ class _Layers:
         attention = self.attention(self.num_layers - 1)
         if self.chosen is not None:
             attention = replace(attention, select=self.chosen)
-        return self._joined(attention, feed_forward)
+        return (*self._joined(attention, feed_forward), *self.residual.after_predicting())
 
     @property
     def embedding_scale(self) -> float:
@@ -338,7 +348,7 @@ class _Layers:
 
 def _with_whole_norms(block: Block) -> Block:
     """The block with norms as converters write them: 1 is added already."""
-    if isinstance(block, Gqa | DenseFfn | Router | PostNorm):
+    if isinstance(block, Gqa | DenseFfn | NgramInput | Router | PostNorm):
         return replace(block, zero_centred=False)
     return block
 

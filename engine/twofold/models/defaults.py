@@ -365,6 +365,14 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
         "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
     },
+    "qwen4_exp_text": {
+        "vocab_size": 248_320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32_768, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": True, "moe_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512,
+        "hc_count": 4, "hc_lowrank": 320,
+    },
     "qwen3_moe": {
         "vocab_size": 151_936, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32,
         "num_key_value_heads": 4, "intermediate_size": 6144, "max_position_embeddings": 32_768,

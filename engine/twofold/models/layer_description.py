@@ -33,6 +33,14 @@ _NEEDED: Final[Mapping[str, Mapping[str, Any]]] = {
             "layer_types": ["full_attention" if n < 3 else "minimax_m3_sparse" for n in range(60)]
         }
     },
+    "qwen4_exp": {
+        "text_config": {
+            "indexer_n_heads": 4,
+            "indexer_head_dim": 128,
+            "indexer_budget": 2048,
+            "indexer_compress_ratio": 4,
+        }
+    },
     "kimi_k25": {"text_config": {"model_type": "deepseek_v3"}},
     "step3p7": {"text_config": {"model_type": "step3p5"}},
     "mistral_large4": {"text_config": {"model_type": "mistral_large4_text"}},

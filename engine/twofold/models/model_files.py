@@ -271,10 +271,11 @@ def _with_head_if_found(
 def _with_mtp(config: ModelConfig, mtp_use: MtpUse, path: str | Path, found: HasTensor) -> ModelConfig:
     """The configuration with its MTP layer, if that is wanted and found."""
     layer = None if mtp_use == "skip" or config.mtp is None else config.mtp.layer
-    if layer and found(layer[0].tensors(found)["projection"]):
+    first = next(iter(layer[0].tensors(found).values())) if layer else None
+    if first is not None and found(first):
         return config.with_mtp()
     if mtp_use == "need":
-        name = layer[0].tensors(found)["projection"].name if layer else "the configuration names none"
+        name = "the configuration names none" if first is None else first.name
         raise ModelLoadError(
             f"{path}: has no MTP layer ({name + ' is missing' if layer else name}), which method mtp of "
             "--speculative-config needs; choose another method, or give files that have one"

@@ -73,6 +73,9 @@ FAMILIES: Final = (
         _PILLOW,
     ),
     Family("qwen3_5", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), "qwen35", _QWEN3, _PILLOW),
+    Family(
+        "qwen4_exp", ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"), "qwen4exp", _QWEN3, _PILLOW
+    ),
     Family("olmoe", ("OlmoeForCausalLM",), "olmoe"),
     Family("glm4_moe", ("Glm4MoeForCausalLM",), "glm4moe", _GLM),
     Family("dots1", ("Dots1ForCausalLM",), "dots1", FamilyChat(end_of_turn=("<|endofresponse|>",))),
@@ -130,7 +133,7 @@ FAMILIES: Final = (
     Family(
         "minimax_m3",
         ("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3VLForCausalLM"),
-        "",
+        "minimax-m3",
         FamilyChat(("minimax_m2",), ("minimax_m2",)),
     ),
     Family(
@@ -168,11 +171,11 @@ FAMILIES: Final = (
     Family(
         "dots3_note",
         ("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration"),
-        "",
+        "dots3note",
         FamilyChat(end_of_turn=("<|endofresponse|>",)),
     ),
     Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "glm-dsa", _GLM),
-    Family("hy_v4", ("HYV4ForCausalLM",), "", _HY),
+    Family("hy_v4", ("HYV4ForCausalLM",), "hy_v4", _HY),
     Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family("axk2", ("AXK2ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family(

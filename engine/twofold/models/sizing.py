@@ -50,6 +50,8 @@ class ModelSize:
     """Elements of an adapter of rank 1 that changes every matrix of the layers but the experts'."""
     encoder_elements: int = 0
     """Weights of the picture encoder; 0: there is none."""
+    table_bytes: int = 0
+    """Tables whose rows are read from the files when they are needed; `dense_bytes` has the most that are cached."""
 
     @property
     def num_experts_total(self) -> int:
@@ -92,6 +94,7 @@ def measure_model(directory: str | Path, *, kv_cache_dtype: str = "auto") -> Mod
 def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSize:
     """The size of opened files. kv_cache_dtype: as --kv-cache-dtype takes it."""
     config = files.config
+    inputs = config.embedding.layer_inputs
     dense = [(part, weights) for part, weights in files.parts() if not isinstance(part, ExpertBlock)]
     experts = [config.routed.bytes_by_expert(formats) for formats in files.expert_formats()]
     # The device has cosines and sines of the whole context, in float32.
@@ -116,6 +119,7 @@ def measure_files(files: ModelFiles, *, kv_cache_dtype: str = "auto") -> ModelSi
         rotation_bytes=rotation,
         adapter_elements=adapter_elements,
         encoder_elements=encoder_elements(config, files.tensors),
+        table_bytes=0 if inputs is None else inputs.table_bytes(files.embedding),
     )
 
 
@@ -137,6 +141,17 @@ def check_host_memory(size: ModelSize, available_bytes: int, num_kv_tokens: int)
             f"close other programs, add memory, or choose a model below {gib(max(0, available_bytes - WORKING_BYTES))}"
         )
     return Fit(needed <= available_bytes, needed, available_bytes, max_kv_tokens, advice)
+
+
+def describe_tables(size: ModelSize) -> str:
+    """Which part of the weights stays on disk, for messages; "" if none does."""
+    inputs = size.config.embedding.layer_inputs
+    if inputs is None:
+        return ""
+    cached = min(inputs.cache_bytes, size.table_bytes)
+    return (
+        f"rows of tables of {gib(size.table_bytes)} are read from the files, at most {gib(cached)} are cached"
+    )
 
 
 def dense_stretches(files: ModelFiles, on_cpu: Sequence[bool] = ()) -> tuple[list[float], list[float], float]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.blocks import ops
+from twofold.blocks.ngram_hash import ngram_ids
 from twofold.blocks.rope import rope_tables
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import MoeRuntime
@@ -127,7 +128,8 @@ class LayeredModel:
         if layer_inputs is None:
             return None
         inputs = np.empty((len(tokens), layer_inputs.width), np.float32)
-        layer_inputs.cpu(self._files.embedding, self._pool).forward(tokens, hidden, inputs)
+        ids = ngram_ids(tokens, 0, layer_inputs.num_ids)
+        layer_inputs.cpu(self._files.embedding, self._pool).forward(ids, hidden, inputs)
         return inputs
 
     @staticmethod

@@ -7,16 +7,19 @@ step of a small model takes a millisecond, and rebuilding the arrays costs it a 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from twofold.api.media import MediaPart, PromptMedia, media_parts
+from twofold.blocks.ngram_hash import ngram_ids
 from twofold.step.model import BatchMeta
 from twofold.step.sequences import Schedule, ScheduledSequence
 
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 _AXES: Final = 3
 """Time, row and column."""
 
@@ -24,7 +27,9 @@ _AXES: Final = 3
 class StepBatch:
     """Reusable batch, one per runner. `of` returns the step's batch; its arrays are valid until the next call."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_ids: int = 0) -> None:
+        """num_ids: see `LoadedModel.num_ids`."""
+        self._num_ids = num_ids
         self.token_ids: I32 = np.empty(0, np.int32)
         """[T]"""
         self.requests: list[int] = []
@@ -96,7 +101,9 @@ class StepBatch:
             records=np.array([item.sequence.record or 0 for item in scheduled], np.int32),
             kept_records=_kept_records(scheduled) if has_drafts else None,
             rotations=rotations_of(scheduled),
+            block_rotations=partial(rotations_of, scheduled),
             ends=ends_of(scheduled),
+            ids=ids_of(scheduled, self._num_ids),
         )
         self.media = media_of(scheduled)
         self._num_pages = [len(item.sequence.pages) for item in scheduled]
@@ -127,6 +134,8 @@ class StepBatch:
             last_position=max(positions),
             records=meta.records,
             rotations=None if meta.rotations is None else rotations_of(scheduled),
+            block_rotations=partial(rotations_of, scheduled),
+            ids=ids_of(scheduled, self._num_ids),
         )
 
 
@@ -150,15 +159,45 @@ def media_of(scheduled: Seq[ScheduledSequence]) -> list[MediaPart]:
     return parts
 
 
-def rotations_of(scheduled: Seq[ScheduledSequence]) -> I32 | None:
-    """[axes, T] positions in rotary embedding; None: they are the tokens' positions."""
+def ids_of(scheduled: Seq[ScheduledSequence], num_ids: int) -> I64 | None:
+    """[T, num_ids] ids of each token and of those before it in its sequence; None: no layer needs more than its own."""
+    if num_ids < 2:
+        return None
+    found = []
+    for sequence, num_tokens, _, drafts, _ in scheduled:
+        begin = sequence.num_computed
+        first = max(0, begin + 1 - num_ids)
+        tokens = [*sequence.token_ids[first : begin + num_tokens - len(drafts)], *drafts]
+        found.append(ngram_ids(tokens, begin - first, num_ids))
+    return np.concatenate(found)
+
+
+def next_ids_of(scheduled: Seq[ScheduledSequence], num_ids: int) -> I64:
+    """Like `ids_of`, for as many tokens of prompts as the step computes, those after them: the next step's."""
+    found = [np.empty((0, num_ids), np.int64)]
+    for sequence, num_tokens, *_ in scheduled if num_ids else ():
+        begin = sequence.num_computed + num_tokens
+        if begin < sequence.num_prompt_tokens:
+            first = max(0, begin + 1 - num_ids)
+            found.append(ngram_ids(sequence.token_ids[first : begin + num_tokens], begin - first, num_ids))
+    return np.concatenate(found)
+
+
+def rotations_of(scheduled: Seq[ScheduledSequence], block: int = 1) -> I32 | None:
+    """[axes, T] positions in rotary embedding; None: they are the tokens' positions.
+
+    block: as `RopeConfig.block`.
+    """
     turned = [_turned(item.sequence.request.media) for item in scheduled]
     if not any(turned):
         return None
     found = []
     for (sequence, num_tokens, *_), media in zip(scheduled, turned, strict=True):
         begin, end = sequence.num_computed, sequence.num_computed + num_tokens
-        rows = np.arange(begin, end, dtype=np.int32) if media is None else media.rotations_of(begin, end)
+        rows = np.arange(begin, end, dtype=np.int32) // block * block
+        if media is not None:
+            first = begin // block * block
+            rows = media.rotations_of(first, end)[:, rows - first]
         found.append(np.broadcast_to(rows, (_AXES, num_tokens)))
     return np.concatenate(found, axis=1)
 

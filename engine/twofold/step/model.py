@@ -5,7 +5,7 @@ The layers run in one native call (`ops.Decoder`). The executor passed in decide
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,11 +23,12 @@ from twofold.blocks.rope import rope_tables
 from twofold.models.config import ModelConfig, num_residual_streams
 from twofold.models.model_files import LoadProgress, ModelFiles, ProgressFn
 from twofold.step.adapter_rows import AdapterSteps
-from twofold.step.mtp_layer import MtpLayer
+from twofold.step.mtp_layer import MtpLayer, states_of
 from twofold.weights.weight_format import ExpertWeights
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 
@@ -51,8 +52,12 @@ class BatchMeta:
     """[T] further record that receives the state after each token, -1 for none; None: no draft is verified."""
     rotations: I32 | None = None
     """[axes, T] positions in rotary embedding where pictures have others; None: `positions`."""
+    block_rotations: Callable[[int], I32 | None] = lambda block: None
+    """The same of the positions at which the tokens' blocks of so many positions begin."""
     ends: I32 | None = None
     """[T] position after the last one that a token attends to in bidirectional layers; None: the one after its own."""
+    ids: I64 | None = None
+    """[T, num_ids] see `TableInputs.num_ids`; None: each token's own, of which no layer needs more."""
 
 
 class AttentionBatches:
@@ -75,7 +80,11 @@ class AttentionBatches:
             cos, sin = rope.rows(positions, batch.prompt_lengths[batch.sequence_index])
             made = ops.AttentionBatch(positions, batch.sequence_index, batch.page_tables, cos, sin, records)
         for further in self._further_ropes:
-            made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
+            turned = batch.block_rotations(further.block) if further.block > 1 else None
+            if turned is not None:
+                made.add_rotation(*further.rows_by_axis(turned))
+            else:
+                made.add_rotation(*further.rows(positions, batch.prompt_lengths[batch.sequence_index]))
         if batch.kept_records is not None:
             made.keep_records(batch.kept_records)
         if batch.ends is not None:
@@ -188,15 +197,18 @@ class LoadedModel:
         kv_cache: ops.StateCache,
         experts: _core.MoeExecutor,
         media: Sequence[MediaPart] = (),
+        ids: I64 | None = None,
     ) -> F32:
         """Hidden states [T, hidden] after the last layer. Writes the tokens' keys and values to `kv_cache`.
 
-        media: pictures' rows among the tokens.
+        media: pictures' rows among the tokens. ids: see `BatchMeta`, if `batch` is none.
         """
         hidden = self.embed(token_ids)
         for part in media:
             hidden[part.where] = part.rows
-        inputs = self._inputs_of_layers(token_ids, hidden, media)
+        if isinstance(batch, BatchMeta):
+            ids = batch.ids
+        inputs = self._inputs_of_layers(token_ids, ids, hidden, media)
         prepared = self.attention_batch(batch) if isinstance(batch, BatchMeta) else batch
         num_deep = max((part.num_deep for part in media), default=0)
         cuts = self._tapped_layers.union(range(1, num_deep + 1))
@@ -213,18 +225,33 @@ class LoadedModel:
                 decoder.forward(hidden, prepared, kv_cache, experts, layer_inputs=inputs)
         return hidden
 
-    def _inputs_of_layers(self, token_ids: I32, hidden: F32, media: Sequence[MediaPart]) -> F32 | None:
+    @property
+    def num_ids(self) -> int:
+        """Token ids that a token's inputs of layers depend on; 0: no layer has such inputs."""
+        inputs = self.config.embedding.layer_inputs
+        return 0 if inputs is None else inputs.num_ids
+
+    def read_ahead(self, ids: I64) -> None:
+        """Start reading table rows of tokens that a later step computes; ids [T, num_ids]."""
+        if self._layer_inputs is not None:
+            self._layer_inputs.read_ahead(ids)
+
+    def _inputs_of_layers(
+        self, token_ids: I32, ids: I64 | None, hidden: F32, media: Sequence[MediaPart]
+    ) -> F32 | None:
         """Inputs of the layers for tokens and their embeddings; None if layers have none of their own."""
         layer_inputs = self.config.embedding.layer_inputs
         if self._layer_inputs is None or layer_inputs is None:
             return None
-        if media:
-            token_ids = token_ids.copy()
+        if ids is None:
+            assert layer_inputs.num_ids == 1, "a batch without the tokens before its own"
+            ids = token_ids[:, None].astype(np.int64)
+        if (media_token := layer_inputs.media_token) is not None:
             for part in media:
-                token_ids[part.where] = layer_inputs.media_token
+                ids[part.where, 0] = media_token
         inputs = np.empty((len(token_ids), layer_inputs.width), np.float32)
         with nullcontext() if self._threads is None else self._limited(self._threads.embedding):
-            self._layer_inputs.forward(token_ids, hidden, inputs)
+            self._layer_inputs.forward(ids, hidden, inputs)
         return inputs
 
     def _stretches_of(self, cuts: frozenset[int]) -> list[tuple[int, ops.Decoder | None]]:
@@ -252,6 +279,10 @@ class LoadedModel:
         self.adapters.change_embeddings(token_ids, hidden)
         self.config.embedding.scale_rows(hidden)
         return hidden
+
+    def states(self, hidden: F32) -> F32:
+        """What the MTP layer reads of the newest `forward`, whose result is `hidden`."""
+        return states_of(self._decoder, self.lm_head, hidden)
 
     def final_states(self, hidden_rows: F32) -> F32:
         """Hidden states [R, hidden] after the last norm, of rows of forward's result."""

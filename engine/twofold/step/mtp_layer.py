@@ -14,6 +14,17 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 
+def states_of(decoder: ops.Decoder, head: ops.LmHead, hidden: F32) -> F32:
+    """What an MTP layer reads of the newest forward pass of `decoder`, whose result is `hidden`: [T, hidden] after the
+    head's norm, or all residual streams [T, streams * hidden]."""
+    streams = decoder.streams
+    if len(streams):
+        return streams
+    normed = np.empty_like(hidden)
+    head.norm(hidden, normed)
+    return normed
+
+
 class MtpLayer:
     """One layer after a model's last. It shares the model's embedding, the matrix of its head, and its cache."""
 
@@ -21,6 +32,10 @@ class MtpLayer:
         """head: the model's matrix after the layer's norm. embed: the model's."""
         self.head = head
         self._decoder, self._embed = decoder, embed
+
+    def states(self, hidden: F32) -> F32:
+        """`previous` of the positions after those of the newest `forward`, whose result is `hidden`."""
+        return states_of(self._decoder, self.head, hidden)
 
     def forward(
         self,
@@ -34,8 +49,8 @@ class MtpLayer:
 
         Args:
             next_tokens: [T] for each position, the token after it.
-            previous: [T, hidden] hidden states after the head's norm: the model's at these positions, or, for a token
-                after a predicted one, this layer's at the position before.
+            previous: `states_of` the model at these positions, or, for a token after a predicted one, this layer's
+                `states` at the position before.
         """
         hidden = self._embed(next_tokens)
         self._decoder.forward(hidden, batch, kv_cache, experts, previous)

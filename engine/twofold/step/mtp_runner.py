@@ -76,12 +76,11 @@ class MtpRunner:
         Raises KernelError if the native code failed.
         """
         self._step = step
-        normed = np.empty_like(hidden)
-        self._model.lm_head.norm(hidden, normed)
+        states = self._model.states(hidden)
         parts: list[_Part] = []
         row = 0
         for sequence, num_tokens, _, _, _ in scheduled:
-            rows, row = normed[row : row + num_tokens], row + num_tokens
+            rows, row = states[row : row + num_tokens], row + num_tokens
             begin = sequence.num_computed
             if not sequence.is_decoding:
                 known = min(num_tokens, len(sequence.token_ids) - 1 - begin)
@@ -130,7 +129,8 @@ class MtpRunner:
         found = {each.part.sequence.number: each for each in active}
         if active:
             hidden = self._forward([each.part for each in active])
-            hidden = hidden[np.cumsum([len(each.part.previous) for each in active]) - 1]
+            last = np.cumsum([len(each.part.previous) for each in active]) - 1
+            hidden, states = hidden[last], self._layer.states(hidden)[last]
         while active:
             for each, token, chance in zip(active, *self._pick(hidden), strict=True):
                 each.tokens.append(token)
@@ -139,10 +139,11 @@ class MtpRunner:
             rows = [row for row, each in enumerate(active) if len(each.tokens) < each.depth]
             active = [active[row] for row in rows]
             if active:
-                hidden = hidden[rows]
-                self._layer.head.norm(hidden, hidden)
-                parts = [each.next_part(hidden[row : row + 1]) for row, each in enumerate(active)]
+                parts = [
+                    each.next_part(states[row : row + 1]) for row, each in zip(rows, active, strict=True)
+                ]
                 hidden = self._forward(parts, [each.tokens[-1] for each in active])
+                states = self._layer.states(hidden)
         made = (found.get(sequence.number) for sequence in sequences)
         return [NOTHING if each is None else Draft(tuple(each.tokens), tuple(each.chances)) for each in made]
 

@@ -22,7 +22,7 @@ from twofold.blocks import ops
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.placement import Mask
 from twofold.step.adapters import AdaptedModel
-from twofold.step.batch import StepBatch
+from twofold.step.batch import StepBatch, next_ids_of
 from twofold.step.model import LoadedModel
 from twofold.step.mtp_runner import MtpRunner
 from twofold.step.pooling import Pooler
@@ -160,7 +160,7 @@ class ModelRunner:
         self.batch_s = 0.0
         self._model = model
         self._kv_cache = kv_cache
-        self._batch = StepBatch()
+        self._batch = StepBatch(model.num_ids)
         self._samplers = SamplerBatch(())
         self._samplers_version: int | None = None
         """Schedule that they are for."""
@@ -181,8 +181,10 @@ class ModelRunner:
         self._model.adapters.set(batch.adapters)  # before the step is priced
         self.moe.begin_step(step, batch.requests, batch.positions, batch.generated, batch.verified)
         self.batch_s += time.perf_counter() - began
+        if not batch.continues_decode and len(ahead := next_ids_of(scheduled, self._model.num_ids)):
+            self._model.read_ahead(ahead)
         hidden = self._model.forward(
-            batch.token_ids, prepared, self._kv_cache, self.moe.executor, batch.media
+            batch.token_ids, prepared, self._kv_cache, self.moe.executor, batch.media, batch.meta.ids
         )
         if self.follower is not None:
             self.follower(scheduled, self._model.tapped)

@@ -175,6 +175,7 @@ FAMILIES: Final[Mapping[str, ProjectorFamily]] = {
     "qwen3vl_merger": ProjectorFamily(
         {
             "qwen3vlmoe": "qwen3_vl_moe", "qwen3vl": "qwen3_vl", "qwen35moe": "qwen3_5_moe", "qwen35": "qwen3_5",
+            "qwen4exp": "qwen4_exp",
         },
         _qwen3_vl,
         "Qwen3VLProcessor",

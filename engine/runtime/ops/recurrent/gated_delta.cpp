@@ -36,7 +36,7 @@ int64_t GatedDeltaShape::record_bytes() const {
 struct GatedDeltaNet::Buffers {
   const AttentionBatch& batch;
   const StateCache& cache;
-  int layer;
+  RecordPlace place;
   int64_t T;
   float* projected;          // [T, inputs]
   float *q, *k;              // [k heads, T, key_dim]
@@ -45,7 +45,7 @@ struct GatedDeltaNet::Buffers {
   float* attended;           // [T, v heads, value_dim]
 
   float* row(int token, int inputs) const { return projected + int64_t{token} * inputs; }
-  float* record(int number) const { return reinterpret_cast<float*>(cache.record(layer, number).data()); }
+  float* record(int number) const { return place.record(cache, number); }
 };
 
 GatedDeltaNet::GatedDeltaNet(const kernels::KernelTable& table, ThreadPool& pool,
@@ -88,22 +88,10 @@ int GatedDeltaNet::a_at(int h) const {
   return b_at(h) + (shape_.grouped_gates ? shape_.of_key_head() : shape_.num_v_heads);
 }
 
-void GatedDeltaNet::check(AttentionBatch& batch, const StateCache& cache, int layer) const {
-  if (layer < 0 || layer >= cache.num_layers()) {
-    throw KernelFailure("GatedDelta.forward: layer is " + std::to_string(layer) +
-                        "; the cache has layers 0 to " + std::to_string(cache.num_layers() - 1));
-  }
-  if (cache.record_bytes(layer) != shape_.record_bytes()) {
-    throw KernelFailure("GatedDelta.forward: a record of the cache has " +
-                        std::to_string(cache.record_bytes(layer)) + " bytes in layer " +
-                        std::to_string(layer) + "; expected " + std::to_string(shape_.record_bytes()));
-  }
-  batch.check_records(cache);
-}
-
 void GatedDeltaNet::forward(const float* hidden, float* sum, AttentionBatch& batch, const StateCache& cache,
                             int layer) {
-  check(batch, cache, layer);
+  const RecordPlace place{layer, shape_.record_at};
+  place.check("GatedDelta.forward", batch, cache, shape_.record_bytes());
   const int T = batch.num_tokens();
   if (T == 0) return;
   const auto lock = pool_.lock_scratch();
@@ -118,7 +106,7 @@ void GatedDeltaNet::forward(const float* hidden, float* sum, AttentionBatch& bat
   };
   Buffers at{.batch = batch,
              .cache = cache,
-             .layer = layer,
+             .place = place,
              .T = T,
              .projected = pool_.scratch_floats(kProjectedScratch, int64_t{T} * shape_.inputs()),
              .q = take(shape_.keys()),

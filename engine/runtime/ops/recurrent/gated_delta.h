@@ -13,7 +13,7 @@
 #include "ops/attention/parts/norms.h"
 #include "ops/attention/parts/output_gate.h"
 #include "ops/attention/parts/projection.h"
-#include "ops/state_cache.h"
+#include "ops/recurrent/tail_convolution.h"
 
 namespace twofold {
 
@@ -35,6 +35,7 @@ struct GatedDeltaShape {
       false;  // the key head of value head h is h % num_k_heads; else h / (value heads of a key head)
   bool grouped = false;  // rows of `in` come by key head: its query, key, values, z; else all queries, ...
   bool grouped_gates = false;  // b and a too: those of a key head's values; else all b, all a
+  int64_t record_at = 0;       // byte of a layer's record where the block's begins
 
   int of_key_head() const { return num_v_heads / num_k_heads; }
   int keys() const { return num_k_heads * key_dim; }
@@ -61,7 +62,6 @@ class GatedDeltaNet {
  private:
   struct Buffers;
 
-  void check(AttentionBatch& batch, const StateCache& cache, int layer) const;
   void convolve(const Buffers& at, const AttentionTile& run, const float* tail, int first, int count,
                 int k_head) const;
   void recur(const Buffers& at, const AttentionTile& run, float* states, int v_head, int block) const;

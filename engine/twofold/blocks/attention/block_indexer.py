@@ -16,7 +16,7 @@ from twofold.blocks.attention.norms import norm_part
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceState, DeviceStep, DeviceWeights
-from twofold.weights.tensor_spec import TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,11 +45,11 @@ class BlockIndexer(Chooser):
         """Number of positions that a query keeps, at most."""
         return self.most_blocks * self.block
 
-    def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
+    def tensors(self, found: HasTensor, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
         heads, dim = self.num_heads, self.head_dim
         return {
-            "index_q": names.matrix("indexer.q_proj", "indexer.attn_q", heads * dim, hidden),
-            "index_k": names.matrix("indexer.k_proj", "indexer.attn_k", dim, hidden),
+            "index_q": names.matrix("indexer.q_proj", "indexer.q_proj", heads * dim, hidden),
+            "index_k": names.matrix("indexer.k_proj", "indexer.k_proj", dim, hidden),
             "index_q_norm": names.norm("indexer.q_norm", "indexer.q_norm", dim),
             "index_k_norm": names.norm("indexer.k_norm", "indexer.k_norm", dim),
         }

@@ -11,7 +11,7 @@ from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.layer_names import LayerNames
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBatch, DeviceState, DeviceStep, DeviceWeights
-from twofold.weights.tensor_spec import TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,8 +39,13 @@ class ChooserOnDevice(Protocol):
 class Chooser(ABC):
     """Chooses positions for the queries of a layer from its input: a part with tensors and state of its own."""
 
-    def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
+    def tensors(self, found: HasTensor, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
         return {}
+
+    @property
+    def missing_in_device_kernels(self) -> str | None:
+        """See `Block.missing_in_device_kernels`."""
+        return None
 
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
@@ -56,11 +61,6 @@ class Chooser(ABC):
     def device_elements_per_token(self) -> int:
         """Activation values per token that are alive at once on a device."""
         return 0
-
-    @property
-    def missing_in_device_kernels(self) -> str | None:
-        """See `Block.missing_in_device_kernels`."""
-        return None
 
     @abstractmethod
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.Chooser: ...

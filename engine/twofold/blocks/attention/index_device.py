@@ -47,7 +47,6 @@ class IndexNormsOnDevice:
         native, dim = step.kernels.native, q.shape[2]
         cos, sin = unrotated(step) if rotation is None else rotation.angles(step)
         if native is not None:
-            assert not self.rotates_last, "device kernels rotate the first elements"
             of_batch = IndexRows(
                 keys=rows,
                 stride=rows.stride(0),
@@ -61,6 +60,7 @@ class IndexNormsOnDevice:
                 cos=cos,
                 sin=sin,
                 rotary=2 * cos.shape[1],
+                rotates_last=self.rotates_last,
                 neighbours=rotation is not None and rotation.neighbours,
                 slot_mapping=step.batch.slot_mapping,
             )

@@ -18,7 +18,7 @@ from twofold.blocks.attention.query_scale import HeadScale, HeadScaleOnDevice
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceState, DeviceStep, DeviceWeights
-from twofold.weights.tensor_spec import TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class Indexer(Chooser):
     scale: HeadScale | None = None
     """Factors of the heads' queries."""
 
-    def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
+    def tensors(self, found: HasTensor, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
         heads, dim, of = self.num_heads, self.head_dim, names.matrix
         further = {} if self.scale is None else self.scale.tensors(names, heads)
         if self.rank is None:
@@ -79,10 +79,6 @@ class Indexer(Chooser):
     @property
     def flops_per_position(self) -> float:
         return 2.0 * self.num_heads * (self.head_dim + 1)
-
-    @property
-    def missing_in_device_kernels(self) -> str | None:
-        return "an indexer that rotates the last elements" if self.rotates_last else None
 
     @property
     def queries(self) -> Linear:

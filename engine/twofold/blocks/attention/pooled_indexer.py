@@ -1,73 +1,73 @@
-"""Learned indexer of pools (GLM-5.3-Flash): keys of adjacent positions become one, the best pools are attended to."""
+"""Learned indexer of Qwen3.8-Flash-Next (QSA): a query keeps pools of positions, and the newest ones after them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from twofold.blocks import ops
 from twofold.blocks.attention.chooser import Chooser, chosen_by_sequence
 from twofold.blocks.attention.chosen import ChosenPositions
-from twofold.blocks.attention.indexer import weighted_scores
+from twofold.blocks.attention.cpu_part import CpuPart
 from twofold.blocks.attention.layer_names import LayerNames
 from twofold.blocks.attention.linear import Linear, LinearOnDevice
 from twofold.blocks.attention.norms import norm_part
+from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.block_weights import BlockWeights
-from twofold.blocks.device_step import DeviceState, DeviceStep, DeviceWeights
-from twofold.weights.tensor_spec import TensorSpec
+from twofold.blocks.device_step import DeviceBatch, DeviceState, DeviceStep, DeviceWeights
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_KEY_EPS: Final = 1e-6
-"""Epsilon of the keys' LayerNorm; not in any configuration."""
+_JOINED = "index_qk"
 
 
 @dataclass(frozen=True)
 class PooledIndexer(Chooser):
-    """Scores a pool for query t by the sum over heads h of w_h(t) * max(q_h(t) . k, 0).
+    """Scores `pool` consecutive positions for query t by the sum over heads h of max(q_h(t) . k, 0).
 
-    Its key k is the sum of its positions' keys by the softmax, over these positions, of a gate of each element plus a
-    bias of the position in the pool. Positions after the last whole pool are chosen, too. Nothing is rotated.
+    k is the norm of the mean of the positions' keys, rotated as the first of them. A row of the layer's plane holds a
+    position's key; that of a pool's last position holds k instead, once the position is computed.
     """
 
     num_heads: int
     head_dim: int
-    pooled: int
+    pool: int
     """Positions of a pool."""
     most_pools: int
-    """Number of pools that a query keeps."""
-    rank: int
-    """Elements of latent attention's low-rank queries, of which the heads' queries are products."""
+    """Number of pools that a query keeps, of those whose positions are all up to its own."""
     eps: float
-    """Epsilon of the norm of the block's input."""
-    rank_eps: float
-    """Epsilon of the norm of low-rank queries."""
+    """Epsilon of all norms."""
+    rotation: Rotation
+    """Rotates the first elements of queries."""
+    pool_rotation: Rotation
+    """The same of keys, by the positions at which pools begin."""
 
     @property
     def most(self) -> int:
         """Number of positions that a query keeps, at most."""
-        return (self.most_pools + 1) * self.pooled - 1
+        return self.most_pools * self.pool + self.pool - 1
 
-    def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
-        """Files of GGUF have no names for the gate and its bias."""
-        heads, dim, of = self.num_heads, self.head_dim, names.matrix
-        gate = names.exact("indexer.index_kpool_compress_gate", "", dim, hidden)
-        return {
-            "index_q": of("indexer.wq_b", "indexer.attn_q_b", heads * dim, self.rank),
-            "index_k": of("indexer.wk", "indexer.attn_k", dim, hidden),
-            "index_gate": replace(gate, role="matrix"),
-            "index_weights": of("indexer.weights_proj", "indexer.proj", heads, hidden),
-            "index_pool": names.exact("indexer.index_kpool_compress_ape", "", self.pooled, dim),
-            "index_norm": names.norm("indexer.k_norm", "indexer.k_norm", dim),
-            "index_norm_bias": names.bias("indexer.k_norm", "indexer.k_norm", dim),
+    def tensors(self, found: HasTensor, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
+        """Queries and keys are rows of one tensor in checkpoints, and two tensors in GGUF files."""
+        queries, dim = self.num_heads * self.head_dim, self.head_dim
+        joined = names.matrix("indexer.index_qk_proj", "", queries + dim, hidden)
+        matrices = {_JOINED: joined}
+        if not found(joined):
+            matrices = {
+                "index_q": names.matrix("indexer.q_proj", "indexer.q_proj", queries, hidden),
+                "index_k": names.matrix("indexer.k_proj", "indexer.k_proj", dim, hidden),
+            }
+        return matrices | {
+            "index_q_norm": names.norm("indexer.q_layernorm", "indexer.q_norm", dim),
+            "index_k_norm": names.norm("indexer.k_layernorm", "indexer.k_norm", dim),
         }
 
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
-        """Keys and gates."""
-        return ((2, self.head_dim),)
+        return ((1, self.head_dim),)
 
     @property
     def device_elements_per_token(self) -> int:
@@ -76,88 +76,120 @@ class PooledIndexer(Chooser):
 
     @property
     def flops_per_position(self) -> float:
-        return 2.0 * self.num_heads * (self.head_dim + 1) / self.pooled
+        return 2.0 * self.num_heads * (self.head_dim + 1) / self.pool
 
     @property
     def missing_in_device_kernels(self) -> str | None:
-        return "an indexer of pools"
+        return "an indexer that chooses pools of positions"
 
-    @property
-    def queries(self) -> Linear:
-        return Linear(("index_q",), "q_norm", self.rank_eps)
-
-    @property
-    def keys(self) -> Linear:
-        """Keys, their gates, then the weight of each head."""
-        return Linear(("index_k", "index_gate", "index_weights"), "norm", self.eps)
+    def _linear(self, weights: BlockWeights, pool: ops.ThreadPool, part: str) -> CpuPart:
+        """The product that gives queries ("index_q") or keys."""
+        if _JOINED not in weights:
+            return Linear((part,), "norm", self.eps).cpu(weights, pool, "indexer")
+        cut, rows = self.num_heads * self.head_dim, weights.specs[_JOINED].shape[0]
+        begin, end = (0, cut) if part == "index_q" else (cut, rows)
+        packed = weights.pack(
+            pool,
+            "indexer",
+            f"{weights.specs[_JOINED].name}: {part}",
+            lambda: [weights.matrix(_JOINED).row_range(begin, end)],
+            rows=[(_JOINED, range(begin, end))],
+        )
+        norm = weights.optional_vector("norm")
+        return {"weight": packed} | ({} if norm is None else {"norm": norm, "eps": self.eps})
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.Chooser:
-        norm = norm_part(weights.vector("index_norm"), _KEY_EPS) or {}
         return ops.Indexer(
             pool,
             num_heads=self.num_heads,
             head_dim=self.head_dim,
-            queries=self.queries.cpu(weights, pool, "indexer"),
-            keys=self.keys.cpu(weights, pool, "indexer"),
-            key_norm=norm | {"bias": weights.vector("index_norm_bias")},
-            pooled=self.pooled,
-            pool_bias=ops.dequantise(pool, weights.checked(pool, "index_pool")),
+            queries=self._linear(weights, pool, "index_q"),
+            of_input=True,
+            keys=self._linear(weights, pool, "index_k"),
+            query_norm=norm_part(weights.vector("index_q_norm"), self.eps),
+            key_norm=norm_part(weights.vector("index_k_norm"), self.eps),
+            rotation=self.rotation.cpu(),
+            pooled=self.pool,
+            pool_rotation=self.pool_rotation.cpu(),
         )
 
     def device(self, weights: DeviceWeights) -> PooledIndexerOnDevice:
+        parts = (_JOINED,) if _JOINED in weights.source else ("index_q", "index_k")
         return PooledIndexerOnDevice(
             self,
-            queries=self.queries.device(weights),
-            keys=self.keys.device(weights),
-            norm=weights.norm("index_norm"),
-            norm_bias=weights.norm("index_norm_bias"),
-            pool_bias=weights.exact("index_pool"),
+            Linear(parts, "norm", self.eps).device(weights),
+            weights.norm("index_q_norm"),
+            weights.norm("index_k_norm"),
         )
 
 
 @dataclass(frozen=True)
 class PooledIndexerOnDevice:
-    """`PooledIndexer` in torch. Keys of pools are made anew where they are scored."""
+    """`PooledIndexer` in plain torch; no kernel has it."""
 
     shape: PooledIndexer
-    queries: LinearOnDevice
-    keys: LinearOnDevice
-    norm: Tensor
-    norm_bias: Tensor
-    pool_bias: Tensor
-    """f32 [pooled, head_dim]."""
+    project: LinearOnDevice
+    """Queries, then the key."""
+    query_norm: Tensor
+    key_norm: Tensor
 
     def choose(
         self, hidden: Tensor, projected: Tensor, state: DeviceState, step: DeviceStep
     ) -> ChosenPositions:
-        import torch
         from torch.nn import functional
 
-        shape, (kept,), dim = self.shape, state, self.shape.head_dim
-        rows, q = self.keys(hidden), self.queries(projected[:, : shape.rank].float())
-        key = functional.layer_norm(rows[:, :dim].float(), (dim,), self.norm, self.norm_bias, _KEY_EPS)
-        slots = step.batch.slot_mapping
-        both = torch.cat([key, rows[:, dim : 2 * dim].float()], 1).to(kept.dtype)
-        kept.view(-1, 2 * dim)[slots[slots >= 0]] = both[slots >= 0]
-        q, weights = q.view(len(q), shape.num_heads, dim), rows[:, 2 * dim :]
+        shape, (kept,), slots = self.shape, state, step.batch.slot_mapping
+        rows, dim = self.project(hidden), shape.head_dim
+        q = rows[:, :-dim].float().view(len(rows), shape.num_heads, dim)
+        q = functional.rms_norm(q, (dim,), self.query_norm, shape.eps)
+        cos, sin = shape.rotation.angles(step)
+        q = shape.rotation.rotated_end(q, cos[:, None], sin[:, None])
+        kept.view(-1, dim)[slots[slots >= 0]] = rows[slots >= 0, -dim:].to(kept.dtype)
+        self._store_pools(kept, step)
 
         def lists(part: slice, keys: Tensor, own: Tensor) -> ChosenPositions:
-            return self._lists(q[part].float(), weights[part].float(), keys.float(), own)
+            return self._lists(q[part], keys.float(), own)
 
         found = chosen_by_sequence(step.batch, kept, lists)
         assert found is not None
         return found
 
-    def _lists(self, q: Tensor, weights: Tensor, kept: Tensor, own: Tensor) -> ChosenPositions:
-        """Lists of a sequence's rows at positions `own` [Q].
+    def _store_pools(self, kept: Tensor, step: DeviceStep) -> None:
+        """Replace the keys of pools' last positions."""
+        import torch
+        from torch.nn import functional
 
-        Args:
-            q: f32 [Q, heads, head_dim]. weights: f32 [Q, heads].
-            kept: f32 [length, 2 head_dim], keys and gates.
-        """
-        count = self.shape.pooled
-        keys, gates = kept[: len(kept) // count * count].view(-1, count, kept.shape[1]).chunk(2, 2)
-        pools = ((gates + self.pool_bias).softmax(1) * keys).sum(1)
-        whole = (own + 1) // count
-        chosen = ChosenPositions.top(weighted_scores(q, weights, pools), whole - 1, self.shape.most_pools)
-        return chosen.of_blocks(count, own).followed_by(whole * count, own + 1 - whole * count, count - 1)
+        shape, batch, dim = self.shape, step.batch, self.shape.head_dim
+        ends = ((batch.positions + 1) % shape.pool == 0) & (batch.slot_mapping >= 0)
+        (rows,) = ends.nonzero(as_tuple=True)
+        back = torch.arange(shape.pool - 1, -1, -1, device=rows.device)
+        places = batch.positions[rows][:, None] - back
+        pages = _tables_of_rows(batch)[rows].long().gather(1, places // kept.shape[1])
+        at = pages * kept.shape[1] + places % kept.shape[1]
+        mean = kept.view(-1, dim)[at].float().mean(1)
+        mean = functional.rms_norm(mean, (dim,), self.key_norm, shape.eps)
+        cos, sin = shape.pool_rotation.angles(step)
+        mean = shape.pool_rotation.rotated_end(mean, cos[rows], sin[rows])
+        kept.view(-1, dim)[batch.slot_mapping[rows]] = mean.to(kept.dtype)
+
+    def _lists(self, q: Tensor, keys: Tensor, own: Tensor) -> ChosenPositions:
+        """Lists of a sequence's rows at positions `own` [Q]; f32 q [Q, heads, head_dim], keys [length, head_dim]."""
+        import torch
+
+        pool, num_pools = self.shape.pool, (own + 1) // self.shape.pool
+        scores = torch.einsum("qhd,ld->qhl", q, keys[pool - 1 :: pool]).relu().sum(1)
+        lists = ChosenPositions.top(scores, num_pools - 1, self.shape.most_pools).of_blocks(pool, own)
+        further = torch.arange(pool - 1, device=own.device)
+        tail = (num_pools * pool)[:, None] + further
+        positions = torch.nn.functional.pad(lists.positions, (0, pool - 1))
+        positions.scatter_(1, lists.counts.long()[:, None] + further, tail.to(positions.dtype))
+        counts = lists.counts + (own + 1 - num_pools * pool)
+        return ChosenPositions(positions, counts.to(torch.int32))
+
+
+def _tables_of_rows(batch: DeviceBatch) -> Tensor:
+    """Block tables [T, max_pages], of each row's sequence."""
+    import torch
+
+    counts = torch.tensor(batch.query_lens or (1,) * len(batch.token_ids), device=batch.page_tables.device)
+    return batch.page_tables[: len(counts)].repeat_interleave(counts, 0)

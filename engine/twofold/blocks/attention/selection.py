@@ -17,7 +17,7 @@ from twofold.blocks.attention.layer_names import LayerNames
 from twofold.blocks.block import Cost
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceState, DeviceStep, DeviceWeights
-from twofold.weights.tensor_spec import TensorSpec
+from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +49,13 @@ class Selection(ABC):
     def native(self) -> Stretch:
         """The stretch of positions for native code, on the CPU and on a device."""
 
-    def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
+    def tensors(self, found: HasTensor, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
         return {}
+
+    @property
+    def missing_in_device_kernels(self) -> str | None:
+        """See `Block.missing_in_device_kernels`."""
+        return None
 
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
@@ -61,11 +66,6 @@ class Selection(ABC):
     def device_elements_per_token(self) -> int:
         """Activation values per token that are alive at once on a device."""
         return 0
-
-    @property
-    def missing_in_device_kernels(self) -> str | None:
-        """See `Block.missing_in_device_kernels`."""
-        return None
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
         return {"stretch": self.native, "bidirectional": self.bidirectional}
@@ -165,8 +165,12 @@ class Chosen(Selection):
     def native(self) -> Stretch:
         return self.within.native
 
-    def tensors(self, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
-        return {} if self.chooser is None else self.chooser.tensors(names, hidden)
+    def tensors(self, found: HasTensor, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
+        return {} if self.chooser is None else self.chooser.tensors(found, names, hidden)
+
+    @property
+    def missing_in_device_kernels(self) -> str | None:
+        return None if self.chooser is None else self.chooser.missing_in_device_kernels
 
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
@@ -175,10 +179,6 @@ class Chosen(Selection):
     @property
     def device_elements_per_token(self) -> int:
         return 0 if self.chooser is None else self.chooser.device_elements_per_token
-
-    @property
-    def missing_in_device_kernels(self) -> str | None:
-        return None if self.chooser is None else self.chooser.missing_in_device_kernels
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> CpuPart:
         chooser = None if self.chooser is None else self.chooser.cpu(weights, pool)

@@ -237,10 +237,8 @@ class _LayerCheck:
             cos, sin = rope.rows(on_host, on_host)
             rotations.append((torch.from_numpy(cos).to(memory), torch.from_numpy(sin).to(memory)))
         step = DeviceStep(batch, rotations, self._kernels, self._experts)
-        inputs = self._config.embedding.layer_inputs
-        if inputs is not None:
-            of_layers = torch.from_numpy(self._layer_inputs[rows]).to(memory)
-            step.layer_inputs = of_layers.view(len(of_layers), inputs.num_layers, inputs.size)
+        if rows in self._layer_inputs:
+            step.layer_inputs = torch.from_numpy(self._layer_inputs[rows]).to(memory)
         return step
 
     def _on_device(

@@ -21,7 +21,8 @@ from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.decoder import FULL, SLIDING, Decoder, TextPart
 from twofold.models.defaults import defaults_of
 from twofold.models.families.grouped_query import SIGMOID
-from twofold.models.keys import FromConfig
+from twofold.models.gguf_config import GgufMetadata
+from twofold.models.keys import FromConfig, of_gguf
 from twofold.models.nested_config import text_fields
 from twofold.weights.json_file import Fields
 
@@ -104,6 +105,7 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
     fields = fields.defaulting(defaults_of(_DECODER.model_type))
     kinds = _kinds(fields)
     sliding = _sliding_sizes(fields, kinds)
+    folded = fields.boolean("values_of_gguf", False)  # into the norms of GGUF files
 
     def of_kind(block: Block) -> Block:
         if not isinstance(block, Mla):
@@ -115,12 +117,12 @@ def parse_config(fields: Fields, generation: GenerationDefaults) -> ModelConfig:
         elif kind == FULL:
             block = replace(block, select=AllPositions())
         assert block.q_lora_rank is not None
-        factor = float((block.hidden_size / block.q_lora_rank) ** 0.5)
-        return replace(
-            block,
-            latent_scale=float((block.hidden_size / block.kv_lora_rank) ** 0.5),
-            scores=Scores(factor * block.qk_head_dim**-0.5),
+        query_scale, latent_scale = (
+            1.0 if folded else float((block.hidden_size / rank) ** 0.5)
+            for rank in (block.q_lora_rank, block.kv_lora_rank)
         )
+        scores = Scores(query_scale * block.qk_head_dim**-0.5)
+        return replace(block, latent_scale=latent_scale, scores=scores)
 
     rotations = ((_rope(fields, SLIDING), sliding["qk_rope_head_dim"]),) if SLIDING in kinds else ()
     layers = tuple(tuple(map(of_kind, layer)) for layer in config.layers)
@@ -141,3 +143,53 @@ def _sliding_sizes(fields: Fields, kinds: list[str]) -> dict[str, Any]:
         least = found["qk_nope_head_dim"] + 2
         raise fields.error("swa_head_dim", whole, f"at least {least}, for the rotated part of a head")
     return found
+
+
+def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
+    """A GGUF file's header in config.json's format. Raises ModelLoadError naming file and key."""
+    fields, slides = metadata.fields, metadata.slides(0)
+    heads = metadata.of_layers("attention.head_count", minimum=1)[: metadata.num_layers]
+    rope_dim, rank = fields.integer("rope.dimension_count"), fields.integer("attention.q_lora_rank")
+    shared = metadata.file.tensors.get(f"blk.{metadata.num_layers - 1}.ffn_down_shexp.weight")
+    settings: dict[str, Any] = {
+        "architectures": ["Dots3NoteForCausalLM"],
+        "model_type": _DECODER.model_type,
+        "values_of_gguf": True,
+        "layer_types": [SLIDING if each else INDEXED for each in slides],
+        "qk_rope_head_dim": rope_dim,
+        "rope_theta": metadata.rope_parameters()["rope_theta"],
+        "swa_rope_theta": fields.number("rope.freq_base_swa", above=True),
+        "sliding_window": fields.integer("attention.sliding_window"),
+        "moe_shared_expert_intermediate_size": 1 if shared is None else shared.shape[-1],
+        "n_shared_experts": int(shared is not None),
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "first_k_dense_replace": fields.integer("leading_dense_block_count", 0, minimum=0),
+        **metadata.experts(),
+        **of_gguf(
+            fields,
+            "norm_topk_prob",
+            "routed_scaling_factor",
+            "n_group",
+            "topk_group",
+            "index_topk",
+            "index_n_heads",
+            "index_head_dim",
+        ),
+    }
+    for kind, own, suffix in ((False, "", ""), (True, "swa_", "_swa")):
+        of_kind = {number for number, slide in zip(heads, slides, strict=True) if slide == kind}
+        if not of_kind:
+            continue
+        if len(of_kind) > 1:
+            raise fields.error("attention.head_count", heads[:8], "one number in layers of a kind")
+        whole = fields.integer(f"attention.key_length_mla{suffix}", minimum=rope_dim + 1)
+        settings |= {
+            f"{own}num_attention_heads": (count := of_kind.pop()),
+            f"{own}num_key_value_heads": count,
+            f"{own}q_lora_rank": rank,
+            f"{own}kv_lora_rank": fields.integer(f"attention.kv_lora_rank{suffix}"),
+            f"{own}qk_nope_head_dim": whole - rope_dim,
+            f"{own}v_head_dim": fields.integer(f"attention.value_length_mla{suffix}"),
+            f"{own}head_dim": whole,
+        }
+    return settings

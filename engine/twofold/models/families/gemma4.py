@@ -105,7 +105,7 @@ def _layer_inputs(fields: Fields, num_layers: int, size: int, attention: Gqa) ->
     vocabulary = fields.integer("vocab_size_per_layer_input")
     padding = fields.optional_integer("pad_token_id", minimum=0) or 0
     return LayerInputs(
-        num_layers, size, vocabulary, attention.hidden_size, attention.eps, media_token=padding
+        num_layers, size, vocabulary, attention.hidden_size, attention.eps, padding_token=padding
     )
 
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 from twofold.blocks.attention.gate import Gate
 from twofold.blocks.attention.query_scale import QueryScale
 from twofold.blocks.attention.rotation import PAIRED, Rotation
-from twofold.blocks.hyper_connection import StreamMix
 from twofold.blocks.mla import Mla
 from twofold.blocks.residual import GatedNorms, PostNorms, Streams
+from twofold.blocks.stream_mixes import WeightedStreams
 from twofold.models.config_json import num_layers_of
 from twofold.models.decoder import Decoder, MtpLayer, TextPart
 from twofold.models.families.grouped_query import SIGMOID
@@ -94,6 +94,19 @@ def _sparse_gguf(architecture: str, model_type: str, metadata: GgufMetadata) -> 
     return _gguf(metadata) | known | indexer_of_gguf(metadata)
 
 
+def _hy_gguf(metadata: GgufMetadata) -> dict[str, Any]:
+    """The same of HY-4, with its streams. llama.cpp pairs neighbours where transformers rotates halves."""
+    fields = metadata.fields
+    dense = fields.integer("leading_dense_block_count", 0, minimum=0)
+    return _sparse_gguf("HYV4ForCausalLM", "hy_v4", metadata) | {
+        "hc_mult": fields.integer("hyper_connection.count", minimum=2),
+        "hc_eps": fields.number("hyper_connection.epsilon"),
+        "hc_magnitude": fields.number("hyper_connection.magnitude"),
+        "swiglu_limit": fields.number("swiglu_clamp_exp", 0.0),
+        "mlp_layer_types": ["dense" if n < dense else "sparse" for n in range(metadata.num_layers)],
+    }
+
+
 def _mistral_gguf(metadata: GgufMetadata) -> dict[str, Any]:
     """The same of Mistral 4, with its temperature."""
     fields, settings = metadata.fields, _gguf(metadata)
@@ -111,13 +124,14 @@ def _hy_layers(fields: Fields) -> dict[str, Any]:
 
 
 def _hy_streams(fields: Fields) -> Streams:
-    mix = StreamMix(
+    mix = WeightedStreams(
         num_streams=fields.integer("hc_mult", 4, minimum=2),
         hidden_size=fields.integer("hidden_size"),
         eps=fields.number("rms_norm_eps", above=True),
         offset=fields.number("hc_eps", 1e-6),
+        magnitude=fields.number("hc_magnitude", 2.0),
     )
-    return Streams(mix, fields.number("hc_magnitude", 2.0))
+    return Streams(mix)
 
 
 _HY_NAMES: Final = (
@@ -195,7 +209,7 @@ LATENT: Final = {
         mtp=None,
         renamed=_HY_NAMES,
         left_out=(("multi-token prediction", "model.mtp_layers.*"),),
-        gguf_whole=None,
+        gguf_whole=_hy_gguf,
     ),
     "glm4_moe_lite": replace(
         _V3,

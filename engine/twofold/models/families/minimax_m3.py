@@ -13,16 +13,18 @@ from twofold.blocks.gqa import Gqa
 from twofold.models.config_json import num_layers_of
 from twofold.models.decoder import FULL, Decoder, TextPart
 from twofold.models.families.grouped_query import PROJECTIONS, SIGMOID
-from twofold.models.keys import FromConfig, Settings
+from twofold.models.gguf_config import GgufMetadata
+from twofold.models.keys import FromConfig, Settings, of_gguf
 from twofold.weights.json_file import Fields
 
 _SPARSE: Final = "minimax_m3_sparse"
+_FREQUENCY: Final = "sparse_attention_freq"
 _SIZES: Final = {
     "index_n_heads": "sparse_num_index_heads", "index_head_dim": "sparse_index_dim",
     "index_block_size": "sparse_block_size", "index_topk_blocks": "sparse_topk_blocks",
-    "index_local_blocks": "sparse_local_block",
+    "index_local_blocks": "sparse_local_block", _FREQUENCY: _FREQUENCY,
 }  # fmt: skip
-"""The indexer's sizes by their names in `sparse_attention_config` of published files."""
+"""The indexer's sizes and layers by their names in `sparse_attention_config` of published files."""
 _GATED: Final = {"activation": "swiglu_oai", "limit": FromConfig("swiglu_limit", 7.0)}
 
 
@@ -32,15 +34,12 @@ def _restated(fields: Fields) -> dict[str, Any]:
     sparse = fields.section("sparse_attention_config")
     if sparse is not None:
         data |= {key: sparse.data[own] for key, own in _SIZES.items() if own in sparse.data}
-        if data.get("layer_types") is None and "sparse_attention_freq" in sparse.data:
-            chosen = sparse.integers("sparse_attention_freq")
-            data["layer_types"] = [_SPARSE if each else FULL for each in chosen]
     if data.get("mlp_layer_types") is None and data.get("moe_layer_freq") is not None:
         data["mlp_layer_types"] = [
             "sparse" if each else "dense" for each in fields.integers("moe_layer_freq")
         ]
     return {
-        **{key: data[key] for key in (*_SIZES, "layer_types", "mlp_layer_types") if key in data},
+        **{key: data[key] for key in (*_SIZES, "mlp_layer_types") if key in data},
         "moe_intermediate_size": fields.integer("intermediate_size"),
         "intermediate_size": fields.integer("dense_intermediate_size"),
     }
@@ -48,11 +47,11 @@ def _restated(fields: Fields) -> dict[str, Any]:
 
 def _choosing(settings: Settings, layer: int, attention: Gqa) -> Gqa:
     """The layer's attention, with the blocks that its indexer chooses if it has one."""
-    fields = settings.fields
-    kinds, num_layers = (
-        fields.data.get("layer_types") or [FULL] * num_layers_of(fields),
-        num_layers_of(fields),
-    )
+    fields, num_layers = settings.fields, num_layers_of(settings.fields)
+    kinds = fields.data.get("layer_types")
+    if kinds is None and _FREQUENCY in fields.data:
+        kinds = [_SPARSE if each else FULL for each in fields.integers(_FREQUENCY)]
+    kinds = kinds or [FULL] * num_layers
     known = isinstance(kinds, list) and all(kind in (_SPARSE, FULL) for kind in kinds)
     if not known or len(kinds) != num_layers:
         raise fields.error("layer_types", kinds, f"{_SPARSE!r} or {FULL!r} for each of {num_layers} layers")
@@ -71,6 +70,30 @@ def _choosing(settings: Settings, layer: int, attention: Gqa) -> Gqa:
         rotation=attention.rotation or Rotation(),
     )
     return replace(attention, select=Chosen(indexer.most, indexer))
+
+
+def _gguf(metadata: GgufMetadata) -> dict[str, Any]:
+    """Sizes of the indexer, and the layers that have one."""
+    fields = metadata.fields
+    sparse = [
+        int(f"blk.{n}.indexer.k_proj.weight" in metadata.file.tensors) for n in range(metadata.num_layers)
+    ]
+    sizes = {}
+    if any(sparse):
+        sizes = {
+            **of_gguf(fields, "index_n_heads", "index_head_dim"),
+            "index_topk_blocks": fields.integer("attention.indexer.top_k"),
+            "index_block_size": fields.integer("attention.indexer.block_size"),
+            "index_local_blocks": fields.integer("attention.indexer.local_blocks", minimum=0),
+        }
+    shared = metadata.file.tensors.get(f"blk.{metadata.num_layers - 1}.ffn_down_shexp.weight")
+    if shared is not None:  # no key has their width
+        sizes |= {"num_shared_experts": 1, "shared_expert_intermediate_size": shared.shape[-1]}
+    return sizes | {
+        _FREQUENCY: sparse,
+        "intermediate_size": fields.integer("expert_feed_forward_length"),
+        "dense_intermediate_size": fields.integer("feed_forward_length"),
+    }
 
 
 _VISION: Final = ("vision_tower", "multi_modal_projector", "patch_merge_mlp")
@@ -100,5 +123,6 @@ MINIMAX_M3: Final = {
             ("*.block_sparse_moe.", "*.mlp."),
         ),
         left_out=(("multi-token prediction", "*mtp.*"),),
+        gguf=_gguf,
     ),
 }  # fmt: skip

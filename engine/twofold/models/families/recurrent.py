@@ -30,7 +30,7 @@ _QWEN_MTP: Final = {
 }  # fmt: skip
 
 
-def _read_delta(fields: Fields) -> GatedDelta:
+def read_delta(fields: Fields) -> GatedDelta:
     # GGUF files store values that transformers derives from a checkpoint's.
     zero_centred = not fields.boolean("values_of_gguf", False)
     return GatedDelta(
@@ -92,7 +92,7 @@ def _lfm2_gguf(metadata: GgufMetadata) -> dict[str, Any]:
     }
 
 
-def _qwen_gguf(metadata: GgufMetadata) -> dict[str, Any]:
+def qwen_gguf(metadata: GgufMetadata) -> dict[str, Any]:
     """Qwen3-Next's layers with a gated delta net are those with its decay."""
     fields, tensors = metadata.fields, metadata.file.tensors
     v_heads = fields.integer("ssm.time_step_rank", 32)
@@ -125,36 +125,37 @@ def _qwen_mixture(metadata: GgufMetadata) -> dict[str, Any]:
     }
 
 
+DELTA: Final = Mixer(
+    _LINEAR, read_delta, lambda fields, n: (n + 1) % fields.integer("full_attention_interval") != 0
+)
 _QWEN3_NEXT: Final = Decoder(
     "Qwen3-Next: three gated delta nets to one layer of gated attention, of which a share of each head is rotated.",
     "qwen3_next",
-    mixer=Mixer(
-        _LINEAR, _read_delta, lambda fields, n: (n + 1) % fields.integer("full_attention_interval") != 0
-    ),
+    mixer=DELTA,
     attention={"norms": HeadNorms(), "gate": Gate(), "zero_centred": True},
     rotated_share=0.25,
     dense={"gguf_norm": "post_attention_norm", "zero_centred": True},
     router={"gguf_norm": "post_attention_norm", "zero_centred": True},
     shared={"module": "mlp.shared_expert", "gated": True},
     mtp=MtpLayer(unannounced=True, renamed=_QWEN_MTP, pattern="mtp.*"),
-    gguf_whole=_qwen_gguf,
+    gguf_whole=qwen_gguf,
 )
 
 # For text, the three positions of its rotation are equal, so it is plain RoPE.
-_QWEN3_5_MOE: Final = replace(
+QWEN3_5_MOE: Final = replace(
     _QWEN3_NEXT,
     summary="Qwen3.5-MoE and Qwen3.6-MoE: Qwen3-Next with separate projections.",
     model_type="qwen3_5_moe_text",
     only={"attn_output_gate": (True,)},
     text=TextPart(axes=Axes((11, 11, 10), interleaved=True)),
-    gguf_whole=lambda metadata: _qwen_gguf(metadata) | {"tiled_value_heads": True},
+    gguf_whole=lambda metadata: qwen_gguf(metadata) | {"tiled_value_heads": True},
 )
 
 RECURRENT: Final = {
     "qwen3_next": _QWEN3_NEXT,
-    "qwen3_5_moe": _QWEN3_5_MOE,
+    "qwen3_5_moe": QWEN3_5_MOE,
     "qwen3_5": replace(
-        _QWEN3_5_MOE,
+        QWEN3_5_MOE,
         summary="Qwen3.5 and Qwen3.6 (0.8B to 27B): Qwen3.5-MoE's layers without experts.",
         model_type="qwen3_5_text",
         router=None,

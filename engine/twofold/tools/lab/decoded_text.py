@@ -17,6 +17,7 @@ from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
 from twofold.blocks import ops
+from twofold.blocks.ngram_hash import ngram_ids
 from twofold.experts.accelerator import AcceleratorChoice
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.profiles import CpuCurve, MachineProfile, load_profile
@@ -144,6 +145,7 @@ class DecodedText:
             page_tables=self._pages,
             prompt_lengths=np.array([len(self.sequences[number])], np.int32),
             records=np.zeros(1, np.int32),
+            ids=ngram_ids(self.sequences[number][: begin + count], begin, max(1, self._model.num_ids)),
         )
         moe.begin_step(begin, [number] * count, positions.tolist(), [True] * count)
         hidden = self._model.forward(np.array(tokens, np.int32), batch, self._cache, moe.executor)

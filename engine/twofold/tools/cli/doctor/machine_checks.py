@@ -99,7 +99,7 @@ def check_memory() -> Check:
 def check_model(config: EngineConfig) -> Check:
     """Whether the model fits, judged by its file headers: no weights are loaded."""
     from twofold.models.model_files import open_model_files
-    from twofold.models.sizing import check_host_memory, measure_files
+    from twofold.models.sizing import check_host_memory, describe_tables, measure_files
 
     try:
         files = open_model_files(config.model, config.speculation.mtp_use)
@@ -119,6 +119,8 @@ def check_model(config: EngineConfig) -> Check:
         found += f"; {size.config.context_limit_reason}"
     if size.bytes_per_sequence:
         found += f", {size.bytes_per_sequence / 1e6:.1f} MB of it for each sequence's record"
+    if tables := describe_tables(size):
+        found += f"; {tables}"
     if files.mapped is not None:
         end = files.mapped.contents.panels_end
         cached = files.mapped.mapping.resident_bytes(0, end)

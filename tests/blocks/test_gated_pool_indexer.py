@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextAttention
 from twofold.blocks import ops
-from twofold.blocks.attention.pooled_indexer import PooledIndexer
+from twofold.blocks.attention.gated_pool_indexer import GatedPoolIndexer
 from twofold.blocks.attention.scores import Scores
 from twofold.blocks.attention.selection import Chosen
 from twofold.blocks.block import Pages
@@ -27,7 +27,7 @@ F32 = NDArray[np.float32]
 
 
 def attention(pooled: int, most_pools: int) -> Mla:
-    indexer = PooledIndexer(3, 12, pooled=pooled, most_pools=most_pools, rank=14, eps=EPS, rank_eps=EPS)
+    indexer = GatedPoolIndexer(3, 12, pooled=pooled, most_pools=most_pools, rank=14, eps=EPS, rank_eps=EPS)
     return Mla(
         0,
         HIDDEN,
@@ -48,7 +48,7 @@ def attention(pooled: int, most_pools: int) -> Mla:
 def of_transformers(block: Mla, tensors: dict[str, F32], rows: F32) -> F32:
     assert isinstance(block.select, Chosen)
     indexer = block.select.chooser
-    assert isinstance(indexer, PooledIndexer)
+    assert isinstance(indexer, GatedPoolIndexer)
     config = Glm5NextTextConfig(
         hidden_size=HIDDEN, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=14,
         kv_lora_rank=16, qk_nope_head_dim=10, qk_rope_head_dim=0, v_head_dim=6, rms_norm_eps=EPS, index_n_heads=3,
