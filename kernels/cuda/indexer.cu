@@ -286,9 +286,9 @@ bool fits(const IndexPages& pages) {
 
 int launch_index_store(const IndexRows& rows, const IndexPages& pages, void* rotated, Stream stream) {
   if (!fits(pages) || rows.keys == nullptr || rows.queries == nullptr || rows.norm == nullptr ||
-      rows.cos == nullptr || rows.sin == nullptr || rows.slot_mapping == nullptr || rotated == nullptr ||
-      rows.num_tokens < 1 || rows.num_heads < 1 || rows.stride < pages.head_dim || rows.rotary < 0 ||
-      rows.rotary % 2 != 0 || rows.rotary > pages.head_dim) {
+      (rows.rotary > 0 && (rows.cos == nullptr || rows.sin == nullptr)) || rows.slot_mapping == nullptr ||
+      rotated == nullptr || rows.num_tokens < 1 || rows.num_heads < 1 || rows.stride < pages.head_dim ||
+      rows.rotary < 0 || rows.rotary % 2 != 0 || rows.rotary > pages.head_dim) {
     return cudaErrorInvalidValue;
   }
   const int blocks = (rows.num_tokens * (rows.num_heads + 1) + kStoreWarps - 1) / kStoreWarps;

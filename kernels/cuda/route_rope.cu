@@ -50,7 +50,7 @@ __device__ inline void keep_groups(float* choice, float* group_scores, int num_e
           group_scores[other] > group_scores[g] || (group_scores[other] == group_scores[g] && other < g);
     }
     if (better < shape.top_groups) continue;
-    for (int e = g * size; e < (g + 1) * size; ++e) choice[e] = -INFINITY;
+    for (int e = g * size; e < (g + 1) * size; ++e) choice[e] = shape.zero_others ? 0.0f : -INFINITY;
   }
   __syncwarp();
 }

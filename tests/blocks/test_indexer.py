@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from twofold.blocks.attention import chooser
 from twofold.blocks.attention.block_indexer import BlockIndexer
 from twofold.blocks.attention.chooser import SCORES_AT_ONCE
+from twofold.blocks.attention.gated_pool_indexer import GatedPoolIndexer
 from twofold.blocks.attention.indexer import Indexer
 from twofold.blocks.attention.pooled_indexer import PooledIndexer
 from twofold.blocks.attention.rotation import PAIRED, Rotation
@@ -39,6 +40,13 @@ def indexer(rotation: Rotation = PAIRED, most: int = MOST) -> Indexer:
         eps=MLA.eps,
         rank_eps=MLA.latent_eps,
         rotation=rotation,
+    )
+
+
+def pooled(most_pools: int) -> GatedPoolIndexer:
+    assert MLA.q_lora_rank is not None
+    return GatedPoolIndexer(
+        5, 18, pooled=3, most_pools=most_pools, rank=MLA.q_lora_rank, eps=MLA.eps, rank_eps=MLA.latent_eps
     )
 
 
@@ -161,13 +169,24 @@ def test_key_heads_choose_the_same_blocks_on_both_sides(
 POOLS = PooledIndexer(3, 64, pool=2, most_pools=2, eps=1e-6, rotation=Rotation(), pool_rotation=Rotation())
 
 
+def test_both_sides_choose_the_same_pools(tmp_path: Path) -> None:
+    own = pooled(2)
+    layers = Layers(MLA, tmp_path, Chosen(own.most, own), Chosen(own.most))
+    expected, found = np.concatenate(layers.on_cpu()), np.concatenate(layers.on_device(TorchKernels()))
+    errors = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    assert (errors < 0.03).mean() > 0.8, "more than one choice in five differs"
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8", "fp8"])
-@pytest.mark.parametrize("attention", [MLA, GQA], ids=["positions", "pools"])
+@pytest.mark.parametrize(
+    ("attention", "own"),
+    [(MLA, indexer()), (MLA, pooled(2)), (GQA, POOLS)],
+    ids=["positions", "gated pools", "pools"],
+)
 def test_keys_of_any_type_choose_the_same_positions_within_rounding(
-    attention: Gqa | Mla, dtype: str, tmp_path: Path
+    attention: Gqa | Mla, own: Indexer | GatedPoolIndexer | PooledIndexer, dtype: str, tmp_path: Path
 ) -> None:
-    chosen = Chosen(MOST, indexer()) if attention == MLA else Chosen(POOLS.most, POOLS)
-    layers = Layers(attention, tmp_path, chosen, Chosen(chosen.most))
+    layers = Layers(attention, tmp_path, Chosen(own.most, own), Chosen(own.most))
     exact, rounded = (np.concatenate(layers.on_cpu(kind)) for kind in ("float32", dtype))
     errors = np.linalg.norm(rounded - exact, axis=1) / np.linalg.norm(exact, axis=1)
     assert (errors < 0.1).mean() > 0.8, "more than one choice in five differs"

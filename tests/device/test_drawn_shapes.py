@@ -57,10 +57,15 @@ def test_routing(simt: ModuleType, data: st.DataObject) -> None:
         num_groups=groups,
         top_groups=top_groups,
         group_score=data.draw(st.sampled_from(["max", "top_two_sum"])),
+        zero_others=data.draw(st.booleans(), "zero_others"),
     )
     torch.manual_seed(data.draw(st.integers(0, 999), "seed"))
     logits = torch.randn(data.draw(st.integers(1, 9), "tokens"), router.num_experts)
-    bias = torch.rand(router.num_experts) if data.draw(st.booleans(), "bias") else None
+    bias = (
+        torch.rand(router.num_experts) - float(router.zero_others)
+        if data.draw(st.booleans(), "bias")
+        else None
+    )
     ids, weights = kernels_of(simt, 64).route(logits, router, bias)
     expected_ids, expected = TorchKernels().route(logits, router, bias)
     assert torch.equal(ids, expected_ids)

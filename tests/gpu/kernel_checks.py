@@ -19,7 +19,8 @@ from twofold.blocks.attention.scores import Scores
 from twofold.blocks.attention.selection import AllPositions, SelectionOnDevice, Window
 from twofold.blocks.device_step import DeviceBatch, DeviceStep, HeadShape, KvLayer
 from twofold.blocks.gated_delta import GatedDelta, GatedDeltaOnDevice
-from twofold.blocks.mla import Mla, MlaOnDevice
+from twofold.blocks.mla import Mla
+from twofold.blocks.mla_device import MlaOnDevice
 from twofold.blocks.router import Router
 from twofold.device.adapters.factors import FactorBytes, FactorTable, moved
 from twofold.device.adapters.products import Products
@@ -213,6 +214,7 @@ def latent_attention(machine: Machine) -> dict[str, Any]:
             project=LinearOnDevice(matrix(rows, 256), norm=1 + random(256), eps=1e-6),
             expand=None,
             latent_norm=1 + random(latent),
+            key_norm=None,
             k_b=matrix(heads, 32, latent),
             v_b=matrix(heads, latent, 32),
             select=SelectionOnDevice(),

@@ -19,6 +19,7 @@ class Shape:
     num_groups: int = 1
     top_groups: int = 1
     group_score: Literal["max", "top_two_sum"] = "max"
+    zero_others: bool = False
 
     def options(self) -> dict[str, Any]:
         """All but top_k."""
@@ -39,7 +40,9 @@ def route(
         return best[0] if shape.group_score == "max" else sum(best[:2])
 
     groups = sorted(range(shape.num_groups), key=lambda g: (-group_score(g), g))[: shape.top_groups]
-    allowed = [e for e in experts if e // size in groups]
+    others = [e for e in experts if e // size not in groups]
+    choice = [0.0 if e in others else choice[e] for e in experts]
+    allowed = [e for e in experts if shape.zero_others or e not in others]
     ids = sorted(allowed, key=lambda e: (-choice[e], e))[: shape.top_k]
     weights = [scores[e] for e in ids]
     if shape.score == "softmax_of_chosen":

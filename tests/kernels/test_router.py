@@ -21,6 +21,9 @@ CASES = [
     Shape(6, scale=16.0, num_groups=8, top_groups=3),  # DeepSeek-V2
     Shape(8, "sigmoid", True, 2.5, 8, 4, "top_two_sum"),  # DeepSeek-V3
     Shape(8, "sigmoid", True),
+    Shape(
+        12, "sigmoid", True, 2.5, 8, 2, "top_two_sum", zero_others=True
+    ),  # A.X-K2: most biased scores are below 0
     Shape(3, "sigmoid", False, 0.5, 4, 1, "top_two_sum"),
     Shape(6, "sqrt_softplus", True, 1.5),
     Shape(2, "sqrt_softplus", False, 1.0, 2, 1, "max"),
@@ -57,7 +60,7 @@ def computed(
 def test_matches_the_reference(shape: Shape, biased: bool) -> None:
     rng = np.random.default_rng(5)
     gate = rng.standard_normal((64, HIDDEN), np.float32)
-    bias = rng.normal(0, 0.3, 64).astype(np.float32) if biased else None
+    bias = rng.normal(-0.6 * shape.zero_others, 0.3, 64).astype(np.float32) if biased else None
     hidden = rng.standard_normal((40, HIDDEN), np.float32)
     ids, weights, logits = computed(shape, hidden, gate, bias)
     expected = [route(row.tolist(), shape, bias) for row in logits]

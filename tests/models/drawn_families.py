@@ -252,6 +252,27 @@ def _indexer(r: random.Random, model: TinyFamily) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _large4(r: random.Random, model: TinyFamily) -> dict[str, Any]:
+    """Layers read latents of the last layer of their kind that has its own."""
+    layers = range(model.num_layers)
+    rotated, sources, own = [r.randint(0, 1) for _ in layers], [], dict[int, int]()
+    for n in layers:
+        sources.append(r.choice((n, own.get(rotated[n], n))))
+        if sources[n] == n:
+            own[rotated[n]] = n
+    return {
+        key: value for key, value in _indexer(r, model).items() if key != "q_lora_rank"
+    } | {
+        "no_rope_layers": rotated, "kv_source_layers": sources, "final_logit_softcapping": r.choice((5.0, 30.0)),
+        "indexer_types": ["full", *(r.choice(("full", "shared")) for _ in layers[1:])],
+        "rope_parameters": r.choice((
+            model.settings["rope_parameters"],
+            {"rope_type": "default", "rope_theta": 1e4},
+            {**model.settings["rope_parameters"], "mscale_all_dim": 0.5, "attention_factor": 1.3},
+        )),
+    }  # fmt: skip
+
+
 def _qwen4(r: random.Random, model: TinyFamily) -> dict[str, Any]:
     pool = r.randint(1, 6)
     kinds = r.choice(("full_attention", "indexed_attention"))
@@ -283,6 +304,10 @@ _FURTHER: Final[dict[str, Callable[[random.Random, TinyFamily], dict[str, Any]]]
         "swiglu_limit": r.choice((0.3, 1.0, 10.0)),
         "indexer_types": ["full", *(r.choice(("full", "shared")) for _ in range(model.num_layers - 1))],
     },
+    "axk2": lambda r, model: _indexer(r, model) | {"gated_norm_rank": r.randint(1, 20)} | r.choice(
+        ({}, {"n_group": None, "topk_group": None})
+    ),
+    "mistral_large4": _large4,
     "deepseek_ocr2": lambda r, model: {"topk_method": r.choice(("greedy", "group_limited_greedy"))},
     "dots3_note": lambda r, model: (indexer := _indexer(r, model)) | {
         "swa_num_attention_heads": (heads := r.randint(1, 4)), "swa_num_key_value_heads": heads,

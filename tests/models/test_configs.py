@@ -288,8 +288,6 @@ def test_a_foreign_config_is_refused_with_what_is_missing(tmp_path: Path, model_
             {"index_topk": 2048, "index_n_heads": 64},
             "a sparse indexer other than DeepSeek-V3.2's (index_topk)",
         ),
-        ({"index_topk": 2048, "gated_norm_rank": 16}, "norms with gates (gated_norm_rank)"),
-        ({"index_topk": 2048, "kv_source_layers": [0]}, "latents that layers share (kv_source_layers)"),
         ({"hc_mult": 4}, "hyper-connections that mix their streams (hc_mult)"),
         ({"text_config": {"linear_attn_config": {"num_heads": 4}}}, "(KDA) (linear_attn_config)"),
         ({"index_topk": None, "state_size": False}, "its layers are not described here"),

@@ -83,7 +83,7 @@ def test_a_quantised_kv_b_is_absorbed_exactly(tmp_path: Path) -> None:
         if "kv_b" not in weights:
             continue
         whole = ops.dequantise(pool, weights.matrix("kv_b")).reshape(model.num_heads, 64, 32)
-        keys, values = block.absorbed(weights, pool)
+        keys, values = block.absorb.matrices(weights, pool)
         assert {part.format for part in keys} == {"f32"}
         assert {part.format for part in values} == {"q8_0"}
         for head, (k, v) in enumerate(zip(keys, values, strict=True)):

@@ -63,7 +63,7 @@ IN_GGUF = [family for family, model in EXAMPLES.items() if model.gguf_architectu
 OFTEN = (
     "qwen3_next", "gemma4", "gpt_oss", "llama4", "deepseek_v3", "lfm2_moe", "granitemoe", "olmoe", "qwen3", "flex_olmo",
     "mimo_v2_flash", "laguna", "hunyuan_v1_moe", "mistral4", "step3p7", "gemma4-small", "glm_moe_dsa",
-    "hy_v4", "qwen4_exp",
+    "hy_v4", "qwen4_exp", "axk2", "mistral_large4",
 )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def test_float64_is_nearer_than_float32_rounds(tmp_path: Path, family: str) -> N
     assert np.abs(exact - exact.astype(np.float32)).max() > 0
 
 
-@pytest.mark.parametrize("family", ["kimi_k25", "gemma4"])
+@pytest.mark.parametrize("family", ["kimi_k25", "gemma4", "mistral_large4"])
 def test_a_whole_model_that_sees_equals_transformers_and_what_it_saves_loads(
     tmp_path: Path, family: str
 ) -> None:
@@ -139,7 +139,9 @@ def _full_rope(**changed: Any) -> dict[str, Any]:
     return ropes | {FULL: ropes[FULL] | changed}
 
 
-STEP, M3, QWEN4 = (EXAMPLES[family].text_config() for family in ("step3p7", "minimax_m3", "qwen4_exp"))
+STEP, M3, L4, QWEN4 = (
+    EXAMPLES[family].text_config() for family in ("step3p7", "minimax_m3", "mistral_large4", "qwen4_exp")
+)
 FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"norm_topk_prob": False}),
     ("glm4_moe", {"partial_rotary_factor": 0.5}),
@@ -194,6 +196,11 @@ FLIPPED: list[tuple[str, dict[str, Any]]] = [
     ("hy_v4", {"hc_magnitude": 1.6}),
     ("hy_v4", {"swiglu_limit": 10.0}),
     ("glm_moe_dsa", {"index_topk_pattern": "FFF"}),
+    ("axk2", {"index_topk": 11}),
+    ("axk2", {"n_group": 1, "topk_group": 1}),
+    ("mistral_large4", {"index_topk": 11}),
+    ("mistral_large4", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    ("mistral_large4", {"final_logit_softcapping": 5.0}),
     ("deepseek_v3", {"norm_topk_prob": False}),
     ("deepseek_v3", {"rope_scaling": None}),
     ("deepseek_v3", {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}),
@@ -449,6 +456,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("qwen4_exp", {"text_config": QWEN4 | {"output_gate_type": "tanh"}}, "'sigmoid' or 'silu'"),
     ("deepseek_v32", {"q_lora_rank": None}, "because the indexer reads low-rank queries"),
+    ("axk2", {"gated_norm_rank": 0}, "gated_norm_rank is 0"),
+    ("mistral_large4", {"text_config": L4 | {"kv_source_layers": [0, 0, 0, 1]}}, "with or without positions"),
+    ("mistral_large4", {"text_config": L4 | {"no_rope_layers": [1]}}, "a number for each of 4 layers"),
     ("glm_moe_dsa", {"index_topk_pattern": "SFF"}, "for each of 3 layers, the first one full"),
     ("glm_moe_dsa", {"indexer_types": ["full", "half", "full"]}, "indexer_types"),
     ("kimi_k25", {"text_config": None}, "text_config"),

@@ -382,8 +382,11 @@ def test_the_layered_pass_is_the_engines(source: Path, pool: ops.ThreadPool) -> 
     np.testing.assert_allclose(ours.logits(ours.hidden_states([ids])[0]), theirs, rtol=0.05, atol=0.05)
 
 
-def test_the_layered_pass_keeps_what_later_layers_read(tmp_path: Path, pool: ops.ThreadPool) -> None:
-    directory = write_tiny_model(tmp_path, EXAMPLES["gemma4-small"])
+@pytest.mark.parametrize("family", ["gemma4-small", "glm_moe_dsa", "mistral_large4"])
+def test_the_layered_pass_keeps_what_later_layers_read(
+    tmp_path: Path, pool: ops.ThreadPool, family: str
+) -> None:
+    directory = write_tiny_model(tmp_path, EXAMPLES[family])
     ids = [[int(i) for i in np.random.default_rng(length).integers(3, 260, length)] for length in (40, 23)]
     runner = load(directory)
     for ours, each in zip(

@@ -364,6 +364,7 @@ void check_mla(const MlaCase& c) {
                                  max_length,
                                  {.scale = scale, .softcap = c.softcap},
                                  {.window = c.window},
+                                 nullptr,
                                  c.most > 0 ? chosen.in(run) : twofold::kernels::PositionLists{}},
                                 pages, workspace, out, nullptr),
               "mla_decode");
@@ -474,11 +475,19 @@ CASE(a_list_of_all_positions_gives_the_bits_of_full_attention) {
       run.check(
           launch_decode_attention(attention, {cache, cache, kPage, 1, kDim}, workspace, outs[i], nullptr),
           "decode_attention");
-      run.check(
-          launch_mla_decode(
-              {q, pages, lengths, 1, kHeads, kPages, kLength, {.scale = 0.1f}, {.window = window}, lists[i]},
-              {cache, kPage, kDim, 0}, workspace, outs[2 + i], nullptr),
-          "mla_decode");
+      run.check(launch_mla_decode({q,
+                                   pages,
+                                   lengths,
+                                   1,
+                                   kHeads,
+                                   kPages,
+                                   kLength,
+                                   {.scale = 0.1f},
+                                   {.window = window},
+                                   nullptr,
+                                   lists[i]},
+                                  {cache, kPage, kDim, 0}, workspace, outs[2 + i], nullptr),
+                "mla_decode");
     }
     CHECK(std::equal(outs[0], outs[0] + kHeads * kDim, outs[1]));
     CHECK(std::equal(outs[2], outs[2] + kHeads * kDim, outs[3]));

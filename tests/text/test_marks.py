@@ -88,6 +88,13 @@ TEMPLATES: list[tuple[str, str, str | None, str | None]] = [
     ("DeepseekV32ForCausalLM", "f<｜tool▁sep｜>{}" + THINK, "deepseek_v31", "deepseek_r1"),
     ("GlmMoeDsaForCausalLM", GLM.replace("\n", "") + THINK, "glm47", "glm45"),
     ("AXK1ForCausalLM", HERMES + THINK, "hermes", "deepseek_r1"),
+    ("AXK2ForCausalLM", HERMES + THINK, "hermes", "deepseek_r1"),
+    (
+        "MistralLarge4ForConditionalGeneration",
+        "[TOOL_CALLS]{{ f }}[ARGS]{{ a }}[THINK]{{ t }}[/THINK]",
+        "mistral",
+        "mistral",
+    ),
     ("GraniteMoeSWAForCausalLM", "respond only with <|tool_call|> followed by a list", "granite", None),
     ("HunYuanMoEV1ForCausalLM", HUNYUAN, "hunyuan_a13b", "hunyuan_a13b"),
     ("Ernie4_5_VLMoeForConditionalGeneration", HERMES + THINK, "hermes", "ernie45"),

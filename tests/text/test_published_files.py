@@ -43,7 +43,9 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
         ),
         WITH_CONFIG,
     ),
-    **dict.fromkeys(("granitemoe_swa", "flex_olmo", "exaone_moe", "axk1", "ernie4_5_vl_moe"), WITH_CONFIG),
+    **dict.fromkeys(
+        ("granitemoe_swa", "flex_olmo", "exaone_moe", "axk1", "axk2", "ernie4_5_vl_moe"), WITH_CONFIG
+    ),
     **dict.fromkeys(("aria", "deepseek_ocr2", "dots3_note"), WITH_CONFIG),
     **dict.fromkeys(
         ("qwen3_moe", "qwen2_moe", "qwen2", "qwen3", "qwen3_next", "flint"), (*WITH_CONFIG, *BPE)
@@ -56,7 +58,8 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
         ("hy_v3", "hy_v4", "minimax_m3", "mellum", "hunyuan_v1_dense", "afmoe", "laguna"), WITH_FILE
     ),
     **dict.fromkeys(
-        ("minimax_m2", "gpt_oss", "lfm2_moe", "llama4", "mistral4", "step3p7", "gemma4"), WITH_FILE
+        ("minimax_m2", "gpt_oss", "lfm2_moe", "llama4", "mistral4", "mistral_large4", "step3p7", "gemma4"),
+        WITH_FILE,
     ),
     **dict.fromkeys(("qwen3_5_moe", "qwen3_5", "qwen4_exp", "mimo_v2_flash"), (*WITH_FILE, *BPE)),
     # A template of the processor.

@@ -38,7 +38,7 @@ QWENS: Final = (
 """Keys of Qwen3-MoE's config.json that a family has only if its settings give them."""
 BY_LAYER: Final = (
     "layer_types", "mlp_layer_types", "indexer_types", "layer_rope_theta", "num_attention_heads_per_layer",
-    "swiglu_limits", "swiglu_limits_shared",
+    "swiglu_limits", "swiglu_limits_shared", "no_rope_layers", "kv_source_layers",
 )  # fmt: skip
 _GAINS: Final = {
     "router": 2.0, "experts": 1.5, "shared_experts": 1.5, "dense": 1.5, "head": 2.0, "conv": 1.0,

@@ -125,6 +125,15 @@ _HY_NAMES: Final = (
     ("*.attn_hc.", "*.hc_attn_layer.hc_pre.hc_"), ("*.ffn_hc.", "*.hc_mlp_layer.hc_pre.hc_"),
     ("*.hc_head.hc_", "*.hc_head.hc_head_"),
 )  # fmt: skip
+_LARGE4_NAMES: Final = (
+    ("*model.embed_tokens.", "*tok_embeddings."), ("*lm_head.", "*output."), ("*model.rotary_emb.", "*lerope."),
+    ("*.self_attn.", "*.attention."), ("*.q_proj.", "*.wq."), ("*.kv_a_proj_with_mqa.", "*.wkv_a_with_mqa."),
+    ("*.kv_b_proj.", "*.wkv_b."), ("*.o_proj.", "*.wo."), ("*.kv_a_layernorm.", "*.kv_a_norm."),
+    ("*.input_layernorm.", "*.attention_norm."), ("*.post_attention_layernorm.", "*.ffn_norm."),
+    ("*.softmax_scaling.scale", "*.ssmax_scaling.s"), ("*.softmax_scaling.bias", "*.ssmax_scaling.b"),
+    *((f"*.mlp.{part}.", f"*.{part}.") for part in ("gate", "experts", "shared_experts")),
+    ("*.mlp.", "*.feed_forward."), ("*.gate_proj.", "*.w1."), ("*.down_proj.", "*.w2."), ("*.up_proj.", "*.w3."),
+)  # fmt: skip
 
 GROUPED_QUERY: Final[dict[str, TinyModel]] = {
     "qwen3_moe": TinyModel(),
@@ -436,6 +445,23 @@ LATENT: Final = {
     "axk1": _of(
         "AXK1ForCausalLM", Row("axk1", keys=_LATENT_KEYS),
         top_k=4, **_LATENT, **_GROUPS, first_k_dense_replace=1,
+    ),
+    "axk2": _of(
+        "AXK2ForCausalLM", Row("axk2", keys=_LATENT_KEYS),
+        top_k=4, **_LATENT, **_GROUPS, **_INDEXER, gated_norm_rank=7, first_k_dense_replace=1,
+    ),
+    "mistral_large4": _of(
+        "MistralLarge4ForConditionalGeneration",
+        Row("mistral_large4_text", keys=_LATENT_KEYS, renamed=_LARGE4_NAMES, outer="mistral_large4",
+            prefix=("model.", ""), vision_tensor="vision_encoder.ln_pre.weight", means={"ssmax_scaling.b": 0.5}),
+        nested=True, top_k=4, num_layers=4, **{key: size for key, size in _LATENT.items() if key != "q_lora_rank"},
+        **_INDEXER, n_group=4, topk_group=2, routed_scaling_factor=1.5, first_k_dense_replace=1,
+        indexer_types=["full", "full", "full", "shared"], no_rope_layers=[1, 0, 1, 0], kv_source_layers=[0, 1, 0, 1],
+        final_logit_softcapping=30.0,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+            "attention_factor": 1.0,
+        },
     ),
     "mistral4": _of(
         "Mistral4ForCausalLM", Row("mistral4", keys=_LATENT_KEYS, gguf="mistral4"),

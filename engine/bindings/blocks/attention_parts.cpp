@@ -9,8 +9,15 @@ Projection projection_of(BlockArguments& given, const char* name, int64_t rows, 
   return given.part(name, [&](BlockArguments& part) {
     const PackedMatrix& weight = part.packed("weight", rows, columns);
     Projection made{.weight = &weight, .bias = part.optional_vector("bias", weight.rows())};
-    made.norm = part.optional_vector("norm", weight.columns());
+    made.doubled = part.value("doubled", false);
+    if (made.doubled && weight.columns() % 2 != 0) {
+      throw part.failure("weight has " + std::to_string(weight.columns()) +
+                         " columns; expected an even number with doubled");
+    }
+    made.norm = part.optional_vector("norm", weight.columns() / (made.doubled ? 2 : 1));
     if (made.norm != nullptr) made.eps = part.value<float>("eps");
+    if (made.doubled && made.norm == nullptr)
+      throw part.failure("doubled is given without a norm; expected both or none");
     return made;
   });
 }
@@ -32,13 +39,18 @@ Rotation rotation_of(BlockArguments& given, const char* name) {
   });
 }
 
-QueryScale query_scale_of(BlockArguments& given, int64_t head_dim) {
+QueryScale query_scale_of(BlockArguments& given, int64_t num_heads, int64_t head_dim) {
   if (!given.has("scale")) return {};
   return given.part("scale", [&](BlockArguments& part) {
-    return QueryScale{.period = part.value("period", 0.0f),
-                      .slope = part.value("slope", 0.0f),
-                      .shift = part.has("shift") ? part.at_least(0, "shift") : 1,
-                      .elements = part.optional_vector("elements", head_dim)};
+    QueryScale scale{.period = part.value("period", 0.0f),
+                     .slope = part.value("slope", 0.0f),
+                     .shift = part.has("shift") ? part.at_least(0, "shift") : 1,
+                     .elements = part.optional_vector("elements", head_dim),
+                     .slopes = part.optional_vector("slopes", num_heads),
+                     .bases = part.optional_vector("bases", num_heads)};
+    if ((scale.slopes == nullptr) != (scale.bases == nullptr))
+      throw part.failure("slopes or bases are missing; expected both or none");
+    return scale;
   });
 }
 

@@ -11,14 +11,14 @@
 
 namespace twofold::bindings {
 
-// {weight, bias, norm, eps}; kAny: any size.
+// {weight, bias, norm, eps, doubled}; kAny: any size.
 Projection projection_of(BlockArguments& given, const char* name, int64_t rows, int64_t columns);
 // {weight, eps}.
 Norm norm_of(BlockArguments& given, const char* name, int64_t size);
 // {index, neighbours}; None: heads carry no positions.
 Rotation rotation_of(BlockArguments& given, const char* name = "rotation");
-// {period, slope, shift, elements}; None: queries are not scaled.
-QueryScale query_scale_of(BlockArguments& given, int64_t head_dim);
+// {period, slope, shift, elements, slopes, bases}; None: queries are not scaled.
+QueryScale query_scale_of(BlockArguments& given, int64_t num_heads, int64_t head_dim);
 // {stretch, most, chooser}; None: all positions.
 Selection selection_of(BlockArguments& given);
 // {rule, sinks}.

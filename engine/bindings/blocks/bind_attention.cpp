@@ -98,7 +98,7 @@ std::shared_ptr<GqaBlock> make_gqa(BlockArguments given) {
   parts.project = projection_of(given, "project", rows.size(), kAny);
   parts.norms = head_norms_of(given, rows);
   parts.rotation = rotation_of(given);
-  parts.scale = query_scale_of(given, rows.head_dim);
+  parts.scale = query_scale_of(given, rows.num_heads, rows.head_dim);
   parts.select = selection_of(given);
   parts.scores = scores_of(given, rows.num_heads);
   const int64_t hidden = parts.project.columns();
@@ -107,16 +107,18 @@ std::shared_ptr<GqaBlock> make_gqa(BlockArguments given) {
   return given.own(GqaBlock(GqaAttention(pool.kernels(), pool, std::move(parts)), layer));
 }
 
-// A gate of latent attention's heads, in the last rows of its projection.
-OutputGate mla_gate_of(BlockArguments& given, int value_dim) {
+// A gate of latent attention's heads, in the last rows of its projection, or after each head's query.
+OutputGate mla_gate_of(BlockArguments& given, int value_dim, bool& interleaved) {
   if (!given.has("gate")) return {};
   return given.part("gate", [&](BlockArguments& part) {
     OutputGate gate{.kind = gate_kind_of(part)};
-    const int rows = part.at_least(1, "rows");
+    interleaved = part.value("interleaved", false);
+    const int rows = part.at_least(0, "rows");
     gate.by_head = rows == 1;
-    if (part.value("interleaved", false)) throw part.failure("interleaved is true; expected false");
-    if (rows != 1 && rows != value_dim)
-      throw part.failure("rows is " + std::to_string(rows) + "; expected 1 or " + std::to_string(value_dim));
+    if (interleaved ? rows != 0 : rows != 1 && rows != value_dim) {
+      throw part.failure("rows is " + std::to_string(rows) + "; expected 1 or " + std::to_string(value_dim) +
+                         ", or 0 for an interleaved gate");
+    }
     return gate;
   });
 }
@@ -136,12 +138,15 @@ std::shared_ptr<MlaBlock> make_mla(BlockArguments given) {
   const PackedMatrix& k_b = given.packed("k_b", int64_t{shape.num_heads} * shape.latent, shape.nope);
   given.expect_heads("k_b", k_b, shape.num_heads, shape.latent);
   given.expect_heads("v_b", v_b, shape.num_heads, shape.value);
-  const int64_t queries = int64_t{shape.num_heads} * shape.key();
+  bool interleaved = false;
+  const OutputGate gate = mla_gate_of(given, shape.value, interleaved);
+  const int64_t queries = int64_t{shape.num_heads} * (shape.key() + (interleaved ? shape.value : 0));
   const Projection q_b = given.has("q_b") ? projection_of(given, "q_b", queries, kAny) : Projection{};
   if (q_b.weight != nullptr && q_b.norm == nullptr)
     throw given.failure("q_b is given without a norm; expected both or none");
-  const int64_t q_rows = q_b.weight != nullptr ? q_b.columns() : queries;
-  const OutputGate gate = mla_gate_of(given, shape.value);
+  const int64_t low = q_b.weight == nullptr ? 0 : q_b.columns() / (q_b.doubled ? 2 : 1);
+  const int64_t q_rows = q_b.weight != nullptr ? low : queries;
+  const int kv_layer = given.has("kv_layer") ? given.at_least(0, "kv_layer") : -1;
   MlaParts parts{
       .shape = shape,
       .project = {},
@@ -149,15 +154,20 @@ std::shared_ptr<MlaBlock> make_mla(BlockArguments given) {
       .latent_norm = norm_of(given, "latent_norm", shape.latent),
       .key_norm = norm_of(given, "key_norm", shape.rope),
       .rotation = rotation_of(given),
-      .scale = query_scale_of(given, 0),
+      .scale = query_scale_of(given, shape.num_heads, 0),
       .k_b = &k_b,
       .v_b = &v_b,
       .select = selection_of(given),
       .scores = scores_of(given, shape.num_heads),
       .gate = gate,
+      .interleaved_gate = interleaved,
       .out = {},
+      .kv_layer = kv_layer,
   };
-  parts.project = projection_of(given, "project", q_rows + shape.cached() + parts.gate_rows(), kAny);
+  if (parts.has_latents() != (parts.latent_norm.weight != nullptr))
+    throw given.failure("latent_norm and kv_layer are given; expected one of them");
+  const int64_t rows = q_rows + parts.latent_rows() + parts.gate_rows();
+  parts.project = projection_of(given, "project", rows, kAny);
   const int64_t hidden = parts.project.columns();
   parts.out = projection_of(given, "out", hidden, int64_t{shape.num_heads} * shape.value);
   const PoolView& pool = given.pool();
@@ -170,10 +180,12 @@ std::shared_ptr<Indexer> make_indexer(const PoolView& pool, const py::kwargs& ar
                      .head_dim = given.at_least(1, "head_dim"),
                      .queries = {},
                      .of_input = given.value("of_input", false),
+                     .input_norm = {},
                      .keys = {},
                      .query_norm = {},
                      .key_norm = {},
                      .rotation = rotation_of(given),
+                     .scale = {},
                      .rotates_last = given.value("rotates_last", false),
                      .block = given.positive_or_zero("block"),
                      .local = given.positive_or_zero("local"),
@@ -181,10 +193,19 @@ std::shared_ptr<Indexer> make_indexer(const PoolView& pool, const py::kwargs& ar
                      .pool_rotation = rotation_of(given, "pool_rotation")};
   if (parts.pool > 0 && (parts.block > 0 || parts.rotates_last))
     throw given.failure("pooled is given with block or rotates_last; expected one of them");
-  const int weights = parts.block > 0 || parts.pool > 0 ? 0 : parts.num_heads;
-  parts.keys = projection_of(given, "keys", parts.head_dim + weights, kAny);
+  if (given.has("pool_bias")) {
+    const TensorView bias = given.array("pool_bias");
+    parts.pool_bias = expect_f32(bias, given.where("pool_bias").c_str(), {parts.pool, parts.head_dim});
+  }
+  const bool has_weights = parts.block == 0 && (parts.pool == 0 || parts.pool_bias != nullptr);
+  const int weights = has_weights ? parts.num_heads : 0;
+  parts.keys = projection_of(given, "keys", parts.num_planes() * parts.head_dim + weights, kAny);
   const int64_t columns = parts.of_input ? parts.keys.columns() : kAny;
   parts.queries = projection_of(given, "queries", int64_t{parts.num_heads} * parts.head_dim, columns);
+  parts.input_norm = norm_of(given, "input_norm", parts.queries.columns());
+  if (parts.input_norm.weight != nullptr && (!parts.of_input || parts.queries.norm == nullptr))
+    throw given.failure("input_norm is given; expected of_input and a norm of queries with it");
+  parts.scale = query_scale_of(given, parts.num_heads, parts.head_dim);
   parts.query_norm = norm_of(given, "query_norm", parts.head_dim);
   parts.key_norm = norm_of(given, "key_norm", parts.head_dim);
   return given.own(Indexer(given.pool().kernels(), given.pool(), parts));

@@ -26,13 +26,15 @@ namespace twofold::bindings {
 namespace {
 
 kernels::RouterShape make_shape(int top_k, const std::string& score, bool renormalise, float scale,
-                                int num_groups, int top_groups, const std::string& group_score) {
+                                int num_groups, int top_groups, const std::string& group_score,
+                                bool zero_others) {
   try {
     return {.top_k = top_k,
             .score = kernels::router_score_named(score),
             .num_groups = num_groups,
             .top_groups = top_groups,
             .group_score = kernels::group_score_named(group_score),
+            .zero_others = zero_others,
             .renormalise = renormalise,
             .scale = scale};
   } catch (const std::invalid_argument& wrong) {
@@ -206,7 +208,7 @@ void bind_blocks(py::module_& m) {
   py::class_<kernels::RouterShape>(m, "RouterShape", "How a router turns logits into choice and weights.")
       .def(py::init(&make_shape), py::arg("top_k"), py::kw_only(), py::arg("score") = "softmax",
            py::arg("renormalise") = false, py::arg("scale") = 1.0F, py::arg("num_groups") = 1,
-           py::arg("top_groups") = 1, py::arg("group_score") = "max");
+           py::arg("top_groups") = 1, py::arg("group_score") = "max", py::arg("zero_others") = false);
   bind_block<RouterBlock>(m, "Router", "Norm, gate, scores and top-k of an MoE layer.", &make_router);
   py::class_<RoutedExperts, Block, std::shared_ptr<RoutedExperts>>(
       m, "RoutedExperts", "The experts that the router before it chose.")

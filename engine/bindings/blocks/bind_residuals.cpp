@@ -21,17 +21,21 @@ std::shared_ptr<PostNorm> make_post_norm(BlockArguments given) {
 // groups: weights of a stream that it has.
 std::shared_ptr<StreamMix> weighted_streams_of(BlockArguments& given, int groups) {
   const int streams = given.at_least(2, "num_streams");
-  const PackedMatrix& mix = given.packed("mix", groups * streams, kAny);
+  const int rounds = groups > 1 ? given.positive_or_zero("rounds") : 0;
+  const int rows = groups * streams + (rounds > 0 ? streams * streams : 0);
+  const PackedMatrix& mix = given.packed("mix", rows, kAny);
   if (mix.columns() % streams != 0) {
     throw given.failure("mix has " + std::to_string(mix.columns()) + " columns; expected a multiple of " +
                         std::to_string(streams) + " streams");
   }
-  const StreamWeights weights{.mix = &mix,
-                              .base = given.vector("base", groups * streams),
-                              .scale = given.vector("scale", groups),
-                              .eps = given.value<float>("eps"),
-                              .offset = given.value<float>("offset"),
-                              .magnitude = groups > 1 ? given.value<float>("magnitude") : 1.0f};
+  StreamWeights weights{.mix = &mix,
+                        .base = given.vector("base", rows),
+                        .scale = given.vector("scale", groups + (rounds > 0)),
+                        .eps = given.value<float>("eps"),
+                        .offset = given.value<float>("offset"),
+                        .magnitude = groups > 1 ? given.value<float>("magnitude") : 1.0f,
+                        .rounds = rounds};
+  weights.output_offset = given.has("output_offset") ? given.value<float>("output_offset") : weights.offset;
   return std::make_shared<WeightedStreams>(given.pool().kernels(), given.pool(), weights, streams);
 }
 
@@ -52,6 +56,15 @@ std::shared_ptr<StreamMix> gated_streams_of(BlockArguments& given, bool injects)
   return std::make_shared<GatedStreams>(given.pool().kernels(), given.pool(), gates, streams);
 }
 
+std::shared_ptr<GatedNorm> make_gated_norm(BlockArguments given) {
+  const PackedMatrix& up = given.packed("up", kAny, kAny);
+  const PackedMatrix& down = given.packed("down", up.columns(), up.rows());
+  const float* norm = given.vector("norm_weight", up.rows());
+  const auto eps = given.value<float>("eps");
+  const int over = given.at_least(1, "over");
+  return given.own(GatedNorm(given.pool().kernels(), given.pool(), norm, eps, down, up, over));
+}
+
 std::shared_ptr<HyperConnection> make_hyper_connection(BlockArguments given) {
   const auto mix = given.has("down") ? gated_streams_of(given, true) : weighted_streams_of(given, 2);
   const int over = given.at_least(1, "over");
@@ -67,6 +80,8 @@ std::shared_ptr<StreamHead> make_stream_head(BlockArguments given) {
 
 void bind_residuals(pybind11::module_& m) {
   bind_block<PostNorm>(m, "PostNorm", "Norm of the sum of the blocks before it.", &make_post_norm);
+  bind_block<GatedNorm>(m, "GatedNorm", "Norm with a gate, which the blocks before it read.",
+                        &make_gated_norm);
   bind_block<HyperConnection>(m, "HyperConnection",
                               "Joins the blocks before it with several residual streams.",
                               &make_hyper_connection);

@@ -65,9 +65,15 @@ void Decoder::place_residuals() {
     places_[i].closes = true;
     Place& begin = places_[static_cast<size_t>(first)];
     ++begin.opens;
-    if (residual->num_streams() == 1) continue;
-    num_streams_ = residual->num_streams();
+    num_streams_ = std::max(num_streams_, residual->num_streams());
+    if (!residual->reads()) continue;
+    has_input_ = true;
     begin.reads = residual;
+    for (size_t block = static_cast<size_t>(first); block < i; ++block) {
+      if (std::exchange(places_[block].in_residual, true))
+        throw std::invalid_argument("Decoder: two Residuals make the input of block " +
+                                    std::to_string(block) + "; expected one");
+    }
   }
   std::vector<size_t> open;  // where the sums began
   size_t deepest = 0;
@@ -114,9 +120,9 @@ bool Decoder::reads_streams(size_t block) const {
   return blocks_[block]->num_streams() > 1 && !places_[block].closes && blocks_[block] != head_;
 }
 
-void Decoder::run(size_t block, const float* input, float* sum, StepState& step) {
+void Decoder::run(size_t block, const float* stream, const float* input, float* sum, StepState& step) {
   Residual* const reads = places_[block].reads;
-  if (reads != nullptr) reads->read(streams_.data(), input_.data(), step.batch.num_tokens());
+  if (reads != nullptr) reads->read(stream, input_.data(), step.batch.num_tokens());
   blocks_[block]->forward(input, sum, step);
 }
 
@@ -144,24 +150,24 @@ void Decoder::forward(float* hidden, AttentionBatch& batch, StateCache& cache, M
   if (num_streams_ > 1) {
     const size_t count = static_cast<size_t>(num_streams_);
     streams_.resize(num_values * count);
-    input_.resize(num_values);
     for (size_t row = 0; row < num_values * count; row += width)
       std::copy_n(hidden + row / width / count * width, width, streams_.data() + row);
     residual = streams_.data();
   }
-  const float* const input = num_streams_ > 1 ? input_.data() : hidden;
+  if (has_input_) input_.resize(num_values);
   size_t depth = 0;
   const auto sum = [&] { return depth == 0 ? residual : sums_[depth - 1].data(); };
   for (size_t i = 0; i < blocks_.size(); ++i) {
     step.ahead = step.ahead.subspan(1);
     if (blocks_[i] == head_) break;
     for (int n = 0; n < places_[i].opens; ++n) sums_[depth++].assign(num_values, 0.0f);
-    const float* const read = places_[i].closes ? sums_[--depth].data() : reads_streams(i) ? residual : input;
+    const float* const input = places_[i].in_residual ? input_.data() : residual;
+    const float* const read = places_[i].closes ? sums_[--depth].data() : input;
     if (threads_.empty() || threads_[i] == 0) {
-      run(i, read, sum(), step);
+      run(i, residual, read, sum(), step);
     } else {
       const Limit limit(*pool_, threads_[i]);
-      run(i, read, sum(), step);
+      run(i, residual, read, sum(), step);
     }
   }
   if (num_streams_ > 1) join_streams(hidden, step);

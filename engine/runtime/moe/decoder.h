@@ -14,7 +14,7 @@ class Decoder {
   // Nothing is owned. threads, one entry per block: how many of the pool's threads it runs on; 0, or no list:
   // all. Throws std::invalid_argument without blocks, for a block of another width or number of streams, for a Residual
   // over blocks that do not exist or that partly belong to another one, for blocks of one stream outside the Residuals of
-  // several, and for thread counts that the pool cannot be limited to.
+  // several or that two Residuals make the input of, and for thread counts that the pool cannot be limited to.
   explicit Decoder(std::vector<Block*> blocks, ThreadPool* pool = nullptr, std::vector<int> threads = {});
 
   // hidden [tokens of the batch, hidden size] becomes the last block's output; the blocks' state for the tokens
@@ -33,14 +33,15 @@ class Decoder {
   struct Place {
     int opens = 0;        // sums that begin with this block; it and later blocks add to the last of them
     bool closes = false;  // a Residual, which takes the last
-    Residual* reads = nullptr;  // of several streams, from which this block and those after it read
+    Residual* reads = nullptr;  // makes what this block and those after it read
+    bool in_residual = false;   // which this block reads; else it reads the stream
   };
 
   void place_residuals();
   void check_streams() const;
   // Whether the block itself reads and adds to several streams.
   bool reads_streams(size_t block) const;
-  void run(size_t block, const float* input, float* sum, StepState& step);
+  void run(size_t block, const float* stream, const float* input, float* sum, StepState& step);
   void join_streams(float* hidden, StepState& step);
 
   std::vector<Block*> blocks_;
@@ -50,7 +51,8 @@ class Decoder {
   std::vector<std::vector<float>> sums_;
   int num_streams_ = 1;
   StreamHead* head_ = nullptr;          // the last block, where it is one
-  std::vector<float> streams_, input_;  // several streams, and what blocks read of them
+  std::vector<float> streams_, input_;  // several streams, and what Residuals have blocks read
+  bool has_input_ = false;
   RoutedRows routed_;
 };
 

@@ -28,6 +28,28 @@ float mean_square(const float* x, int64_t n) {
   return static_cast<float>(sum / static_cast<double>(n));
 }
 
+// Divides S values, `stride` apart, by their sum + offset.
+void divide_by_sum(float* values, int S, int stride, float offset) {
+  float sum = offset;
+  for (int i = 0; i < S; ++i) sum += values[i * stride];
+  for (int i = 0; i < S; ++i) values[i * stride] /= sum;
+}
+
+// Logits [S, S] become a matrix whose rows and columns have sums of about 1: softmax by row, then Sinkhorn's iteration.
+void make_doubly_stochastic(float* matrix, int S, int rounds, float offset) {
+  for (int row = 0; row < S; ++row) {
+    float* const values = matrix + row * S;
+    const float most = *std::max_element(values, values + S);
+    for (int i = 0; i < S; ++i) values[i] = std::exp(values[i] - most);
+    divide_by_sum(values, S, 1, 0);
+    for (int i = 0; i < S; ++i) values[i] += offset;
+  }
+  for (int round = 0; round < rounds; ++round) {
+    for (int row = 0; round > 0 && row < S; ++row) divide_by_sum(matrix + row * S, S, 1, offset);
+    for (int column = 0; column < S; ++column) divide_by_sum(matrix + column, S, S, offset);
+  }
+}
+
 }  // namespace
 
 void Residual::read(const float* streams, float* input, int num_tokens) {
@@ -47,11 +69,34 @@ void PostNorm::forward(const float* hidden, float* sum, StepState& step) {
   });
 }
 
+void GatedNorm::read(const float* stream, float* input, int num_tokens) {
+  const WorkTimer timer(Work::kDenseFfn);
+  const int64_t T = num_tokens, H = hidden_size(), R = down_.rows();
+  const auto lock = pool_.lock_scratch();
+  norm_rows(table_, pool_, stream, norm_, eps_, input, num_tokens, static_cast<int>(H));
+  low_.resize(static_cast<size_t>(T * R));
+  gates_.resize(static_cast<size_t>(T * H));
+  linear(table_, pool_, {.x = input, .ld = H}, num_tokens, down_, nullptr, low_.data());
+  for (float& x : low_) x *= sigmoid(x);
+  linear(table_, pool_, {.x = low_.data(), .ld = R}, num_tokens, up_, nullptr, gates_.data());
+  const double elements = static_cast<double>(T * H);
+  for_ranges(pool_, T, 1, work_us(12.0 * elements, 20.0 * elements), [&](int64_t first, int64_t count) {
+    for (int64_t t = first; t < first + count; ++t)
+      table_.delta->sigmoid_multiply(gates_.data() + t * H, input + t * H, static_cast<int>(H));
+  });
+}
+
+void GatedNorm::forward(const float* hidden, float* sum, StepState& step) {
+  const int64_t n = int64_t{step.batch.num_tokens()} * hidden_size();
+  for (int64_t i = 0; i < n; ++i) sum[i] += hidden[i];
+}
+
 void WeightedStreams::read(const float* streams, int num_tokens, float* input, float* outputs) {
   const WorkTimer timer(Work::kDenseFfn);
   const StreamWeights& of = weights_;
   const int64_t width = of.mix->columns(), R = of.mix->rows(), S = num_streams(), H = hidden_size();
   shares_.resize(static_cast<size_t>(num_tokens * R));
+  matrix_.resize(of.rounds > 0 ? static_cast<size_t>(num_tokens * S * S) : 0);
   const auto lock = pool_.lock_scratch();
   linear(table_, pool_, {.x = streams, .ld = width}, num_tokens, *of.mix, nullptr, shares_.data());
   const double elements = static_cast<double>(num_tokens) * static_cast<double>(width);
@@ -60,8 +105,11 @@ void WeightedStreams::read(const float* streams, int num_tokens, float* input, f
                for (int64_t t = first; t < first + count; ++t) {
                  const float inverse = 1.0f / std::sqrt(mean_square(streams + t * width, width) + of.eps);
                  float* const row = shares_.data() + t * R;
-                 for (int64_t r = 0; r < R; ++r)
-                   row[r] = sigmoid(row[r] * inverse * of.scale[r / S] + of.base[r]);
+                 const int64_t num_weights = of.rounds > 0 ? 2 * S : R;
+                 for (int64_t r = 0; r < R; ++r) {
+                   row[r] = row[r] * inverse * of.scale[std::min(r, num_weights) / S] + of.base[r];
+                   if (r < num_weights) row[r] = sigmoid(row[r]);
+                 }
                  float* const sum = input + t * H;
                  std::fill_n(sum, H, 0.0f);
                  for (int64_t s = 0; s < S; ++s) {
@@ -70,7 +118,10 @@ void WeightedStreams::read(const float* streams, int num_tokens, float* input, f
                    for (int64_t i = 0; i < H; ++i) sum[i] += weight * stream[i];
                  }
                  for (int64_t s = 0; outputs != nullptr && s < S; ++s)
-                   outputs[t * S + s] = of.magnitude * row[S + s] + of.offset;
+                   outputs[t * S + s] = of.magnitude * row[S + s] + of.output_offset;
+                 if (outputs == nullptr || of.rounds == 0) continue;
+                 float* const matrix = std::copy_n(row + 2 * S, S * S, matrix_.data() + t * S * S) - S * S;
+                 make_doubly_stochastic(matrix, static_cast<int>(S), of.rounds, of.offset);
                }
              });
 }
@@ -127,14 +178,24 @@ void HyperConnection::read(const float* streams, float* input, int num_tokens) {
 
 void HyperConnection::forward(const float* hidden, float* sum, StepState& step) {
   const int64_t H = hidden_size(), S = num_streams(), T = step.batch.num_tokens();
+  const float* const matrix = mix_->matrix();
   const double elements = static_cast<double>(T * S * H);
   for_ranges(pool_, T, 1, work_us(12.0 * elements, 2.0 * elements), [&](int64_t first, int64_t count) {
+    std::vector<float> mixed(static_cast<size_t>(matrix == nullptr ? 0 : S * H));
     for (int64_t t = first; t < first + count; ++t) {
       const float* const output = hidden + t * H;
+      float* const streams = sum + t * S * H;
+      std::fill(mixed.begin(), mixed.end(), 0.0f);
+      for (int64_t from = 0; matrix != nullptr && from < S; ++from) {
+        for (int64_t s = 0; s < S; ++s) {
+          const float weight = matrix[(t * S + from) * S + s];
+          for (int64_t i = 0; i < H; ++i) mixed[size_t(s * H + i)] += weight * streams[from * H + i];
+        }
+      }
+      std::copy(mixed.begin(), mixed.end(), streams);
       for (int64_t s = 0; s < S; ++s) {
         const float weight = outputs_[static_cast<size_t>(t * S + s)];
-        float* const stream = sum + (t * S + s) * H;
-        for (int64_t i = 0; i < H; ++i) stream[i] += weight * output[i];
+        for (int64_t i = 0; i < H; ++i) streams[s * H + i] += weight * output[i];
       }
     }
   });

@@ -1,5 +1,5 @@
-// How outputs of blocks get into the residual stream where they are not simply added to it: through a norm, or
-// into several streams by learned weights (hyper-connections, arXiv 2409.19606).
+// What blocks read of the residual stream, and how their outputs get into it, where it is not simply read and added to: a norm
+// before or after them, or several streams with learned weights (hyper-connections, arXiv 2409.19606).
 #pragma once
 #include <memory>
 #include <utility>
@@ -21,8 +21,9 @@ class Residual : public Block {
 
   int hidden_size() const override { return hidden_size_; }
   int over() const { return over_; }
-  // Input [T, hidden size] of its blocks from several streams [T, num_streams, hidden size]; one stream is read
-  // as it is.
+  // Whether its blocks read what `read` makes; else the stream as it is.
+  virtual bool reads() const { return num_streams() > 1; }
+  // Input [T, hidden size] of its blocks from the streams [T, num_streams, hidden size].
   virtual void read(const float* streams, float* input, int num_tokens);
 
  private:
@@ -46,6 +47,33 @@ class PostNorm final : public Residual {
   float eps_, scale_;
 };
 
+// Its blocks read gated rows of the stream x: n * sigmoid(up . silu(down . n)), n = norm(x).
+class GatedNorm final : public Residual {
+ public:
+  // norm [hidden size], down [rank, hidden size] and up [hidden size, rank] are not owned.
+  GatedNorm(const kernels::KernelTable& table, ThreadPool& pool, const float* norm, float eps,
+            const PackedMatrix& down, const PackedMatrix& up, int over)
+      : Residual(static_cast<int>(up.rows()), over),
+        table_(table),
+        pool_(pool),
+        norm_(norm),
+        eps_(eps),
+        down_(down),
+        up_(up) {}
+
+  bool reads() const override { return true; }
+  void read(const float* stream, float* input, int num_tokens) override;
+  void forward(const float* hidden, float* sum, StepState& step) override;
+
+ private:
+  const kernels::KernelTable& table_;
+  ThreadPool& pool_;
+  const float* norm_;
+  float eps_;
+  const PackedMatrix &down_, &up_;
+  std::vector<float> low_, gates_;
+};
+
 // How a token's streams are read, and how they take an output. Kinds: `WeightedStreams`, `GatedStreams`.
 class StreamMix {
  public:
@@ -57,6 +85,9 @@ class StreamMix {
   // input [T, hidden size] of streams [T, num_streams, hidden size]. outputs [T, num_streams], if the kind has such
   // weights: each stream's weight of the output; null at a model's end.
   virtual void read(const float* streams, int num_tokens, float* input, float* outputs) = 0;
+  // After a read with outputs, [T, num_streams, num_streams]: before a stream takes the output it becomes the sum of all streams
+  // by its column. Null: streams are not mixed.
+  virtual const float* matrix() const { return nullptr; }
 
  private:
   int num_streams_, hidden_size_;
@@ -64,12 +95,17 @@ class StreamMix {
 
 // Weights are sigmoid(scale * (mix . x) / rms(x) + base), x being a token's streams in a row. Nothing is owned.
 struct StreamWeights {
-  const PackedMatrix* mix;  // [num_streams, or twice as many with outputs, num_streams * hidden size]
+  const PackedMatrix*
+      mix;  // [num_streams, or twice as many with outputs, num_streams * hidden size], then those of rounds
   const float* base;        // [rows of mix]
-  const float* scale;       // one for each num_streams rows of mix
+  const float* scale;       // one for each num_streams rows of mix, and one for those of rounds
   float eps;                // epsilon of the root mean square
   float offset;             // added to the weights
   float magnitude = 1;      // factor of the outputs' weights, before the offset
+  float output_offset = 0;  // offset of the outputs' weights
+  // Rounds of Sinkhorn's iteration that make the softmax of num_streams^2 further rows a matrix whose rows and columns have sums
+  // of about 1, by which the streams are mixed (DeepSeek-V4). 0: there are no such rows.
+  int rounds = 0;
 };
 
 // Reads the weighted sum of the streams.
@@ -83,12 +119,13 @@ class WeightedStreams final : public StreamMix {
         weights_(weights) {}
 
   void read(const float* streams, int num_tokens, float* input, float* outputs) override;
+  const float* matrix() const override { return weights_.rounds > 0 ? matrix_.data() : nullptr; }
 
  private:
   const kernels::KernelTable& table_;
   ThreadPool& pool_;
   StreamWeights weights_;
-  std::vector<float> shares_;
+  std::vector<float> shares_, matrix_;
 };
 
 // Nothing is owned.

@@ -209,11 +209,8 @@ void linear_over_ranks(const kernels::KernelTable& table, ThreadPool& pool, cons
     rows.resize(static_cast<size_t>(M * K));
     for (int64_t m = 0; m < M; ++m) {
       float* const row = rows.data() + m * K;
-      if (input.norm != nullptr) {
-        table.rmsnorm(input.x + m * input.ld, input.norm, input.eps, row, static_cast<int>(K));
-      } else {
-        std::copy_n(input.x + m * input.ld, K, row);
-      }
+      const float* const from = input.row(table, m, K, row);
+      if (from != row) std::copy_n(from, K, row);
     }
     x = rows.data();
   }

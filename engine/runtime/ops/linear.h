@@ -1,6 +1,7 @@
 // Products of activations with packed matrices over a thread pool. The result does not depend on how the work
 // is cut (see packed_kernels.h on determinism).
 #pragma once
+#include <algorithm>
 #include <span>
 
 #include "host/thread_pool.h"
@@ -42,11 +43,15 @@ struct InputRows {
   const float* norm = nullptr;
   float eps = 0;
   int64_t first = 0;
+  bool doubled =
+      false;  // x has K / 2 values: normed they are the first half of a row, as they are the second
 
   // Row m of K values, normed into `temporary` where there is a norm.
   const float* row(const kernels::KernelTable& table, int64_t m, int64_t K, float* temporary) const {
     if (norm == nullptr) return x + m * ld;
-    table.rmsnorm(x + m * ld, norm, eps, temporary, static_cast<int>(K));
+    const int64_t normed = doubled ? K / 2 : K;
+    table.rmsnorm(x + m * ld, norm, eps, temporary, static_cast<int>(normed));
+    std::copy_n(x + m * ld, K - normed, temporary + normed);
     return temporary;
   }
 };

@@ -93,7 +93,8 @@ void Router::keep_groups(float* choice, float* group_scores) const {
       better +=
           group_scores[other] > group_scores[g] || (group_scores[other] == group_scores[g] && other < g);
     }
-    if (better >= shape_.top_groups) std::fill_n(choice + g * size, size, kMasked);
+    if (better >= shape_.top_groups)
+      std::fill_n(choice + g * size, size, shape_.zero_others ? 0.0f : kMasked);
   }
 }
 

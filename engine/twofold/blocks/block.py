@@ -182,7 +182,7 @@ class Block(ModelPart):
 
     @property
     def state_layer(self) -> int:
-        """Layer whose state the block reads: its own, or, for a block that keeps none, an earlier one."""
+        """Layer whose state the block reads: its own, or an earlier one, whose state comes before any of its own."""
         return self.layer
 
     @property
@@ -242,6 +242,14 @@ def in_layer(blocks: Iterable[Block], layer: int) -> tuple[Block, ...]:
         found.append(replace(block, layer=layer, record_at=record_at if own else 0))
         record_at += own
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class ResidualBlock(Block):
+    """A block between preceding blocks and the residual stream: makes what they read, or takes what they add."""
+
+    over: int = field(default=1, kw_only=True)
+    """Number of preceding blocks covered."""
 
 
 @dataclass(frozen=True)

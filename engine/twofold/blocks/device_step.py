@@ -162,6 +162,8 @@ class RoutingRule(Protocol):
     def top_groups(self) -> int: ...
     @property
     def group_score(self) -> str: ...
+    @property
+    def zero_others(self) -> bool: ...
 
 
 class BlockLaunches(Protocol):
@@ -353,6 +355,8 @@ class DeviceStep:
     """Positions that the last chooser of the step chose (`blocks.attention.selection.Chosen`)."""
     stream_weights: Tensor | None = None
     """f32 [T, streams], by which the streams get the output of the current part (`blocks.hyper_connection`)."""
+    stream_matrix: Tensor | None = None
+    """f32 [T, streams, streams], by which the streams become mixtures of all of them before that, if they do."""
 
     def chosen(self) -> Routed:
         """Output of the router before this block."""

@@ -189,7 +189,7 @@ class Gqa(ComposedBlock):
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, attention"
-        scale = {} if self.scale is None else self.scale.cpu()
+        scale = {} if self.scale is None else self.scale.cpu(weights)
         q_norm, k_norm, v_norm = self.norms.cpu(weights, self.head_dim, self.value_dim, self.eps)
         return ops.Gqa(
             pool,

@@ -69,7 +69,7 @@ class GqaOnDevice:
         q = self._stored(qkv, kv, step)
         chosen = self.select.prepare(hidden, projected, state[2:], step)
         if attention.scale is not None:
-            q = (q * attention.scale.factors(step.batch.positions)[:, None, None]).to(q.dtype)
+            q = (q * attention.scale.factors(step.batch.positions)[..., None]).to(q.dtype)
         if self.query_factors is not None:
             q = (q * self.query_factors).to(q.dtype)
         attended = self._attended(q, kv, step, chosen)[..., : attention.heads.value_dim]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from twofold.blocks import ops
 from twofold.blocks.block import Cost, ModelPart
 from twofold.blocks.block_weights import F32, BlockWeights
+from twofold.blocks.rope import RopeConfig
 from twofold.blocks.table_inputs import TableInputs
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import WeightMatrix, source_row_bytes
@@ -35,6 +36,8 @@ class Embedding(ModelPart):
     """Factor applied to the rows before the first layer."""
     layer_inputs: TableInputs | None = None
     """Further inputs of layers, from tables; None: there are none."""
+    learned_pairs: int = 0
+    """Pairs of rotary embedding whose frequencies have learned factors; 0: checkpoints have none."""
 
     def problems(self) -> Iterator[str]:
         if self.layer_inputs is not None:
@@ -47,12 +50,22 @@ class Embedding(ModelPart):
         if self.tied and found(head) and not found(table):  # a tied pair may be stored under either name
             table = head
         further = {} if self.layer_inputs is None else self.layer_inputs.tensors(found)
+        if self.learned_pairs:
+            further["rope"] = TensorSpec("model.rotary_emb.alpha", (self.learned_pairs,), "exact", "")
         return {"table": table, **further}
 
     def check(self, weights: BlockWeights) -> None:
         super().check(weights)
         if self.layer_inputs is not None:
             self.layer_inputs.check(weights)
+
+    def learned(self, weights: BlockWeights, rope: RopeConfig) -> RopeConfig:
+        """The rotation with the checkpoint's factors of its frequencies, if it has any."""
+        factors = weights.optional_vector("rope")
+        return rope if factors is None else replace(rope, learned=tuple(factors.tolist()))
+
+    def device_bytes(self, weights: BlockWeights) -> int:
+        return super().device_bytes(weights) - 4 * self.learned_pairs
 
     def host_bytes(self, weights: BlockWeights) -> int:
         """Host bytes: pages of the file, 0 if the head has packed them; a copy if they are converted to another

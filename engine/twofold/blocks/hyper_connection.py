@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from twofold.blocks import ops
-from twofold.blocks.block import Block
+from twofold.blocks.block import Block, ResidualBlock
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 from twofold.blocks.residual_device import StreamHeadOnDevice, StreamsOnDevice
@@ -44,13 +44,13 @@ class StreamMix(Protocol):
 
 
 class StreamMixOnDevice(Protocol):
-    def read(self, streams: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What is read of streams f32 [T, streams, hidden], f32 [T, hidden], and the streams' weights of the output,
-        f32 [T, streams], if there are any."""
+    def read(self, streams: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """What is read of streams f32 [T, streams, hidden], f32 [T, hidden]; if there are any, the streams' weights of
+        the output, f32 [T, streams], and a matrix f32 [T, streams, streams] by which they are mixed before that."""
 
 
 @dataclass(frozen=True)
-class HyperConnection(Block):
+class HyperConnection(ResidualBlock):
     """Joins preceding blocks with the streams: those read a sum of the streams and add to rows of zeros."""
 
     kind: ClassVar[str] = "residual"
@@ -60,8 +60,6 @@ class HyperConnection(Block):
     """Name in Hugging Face checkpoints, within the layer."""
     gguf: str = ""
     """What the names in GGUF files begin with, within the layer."""
-    over: int = 1
-    """Number of preceding blocks covered."""
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}.{self.name}.", f"blk.{self.layer}.{self.gguf}"
@@ -91,11 +89,13 @@ class HyperConnectionOnDevice(StreamsOnDevice):
         return self.count
 
     def read(self, residual: Tensor, step: DeviceStep) -> Tensor:
-        rows, step.stream_weights = self.mix.read(residual)
+        rows, step.stream_weights, step.stream_matrix = self.mix.read(residual)
         return rows
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         assert step.stream_weights is not None, "outputs of blocks that read no streams"
+        if step.stream_matrix is not None:
+            total.copy_(step.stream_matrix.transpose(1, 2) @ total)
         total += step.stream_weights[:, :, None] * hidden[:, None]
 
 

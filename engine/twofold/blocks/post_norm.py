@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from twofold.blocks import ops
-from twofold.blocks.block import Block
+from twofold.blocks.block import ResidualBlock
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights
 from twofold.blocks.residual_device import ResidualOnDevice
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PostNorm(Block):
+class PostNorm(ResidualBlock):
     """Norm of preceding blocks' output: those add to rows of zeros instead, and may have such norms themselves."""
 
     kind: ClassVar[str] = "norm"
@@ -27,8 +27,6 @@ class PostNorm(Block):
     name: str
     """Name in Hugging Face checkpoints, within the layer."""
     gguf: str
-    over: int = 1
-    """Number of preceding blocks covered."""
     scalar: bool = False
     """Whether the residual stream is then multiplied by the layer's scalar."""
     zero_centred: bool = False

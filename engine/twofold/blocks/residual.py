@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from twofold.blocks.block import Block
 from twofold.blocks.ffn import DenseFfn
+from twofold.blocks.gated_norm import GatedNorm
 from twofold.blocks.gqa import Gqa
 from twofold.blocks.hyper_connection import HyperConnection, StreamHead, StreamMix
 from twofold.blocks.post_norm import PostNorm
@@ -54,6 +55,21 @@ class PostNorms(Residual):
             return blocks
         size, eps, centred = first.hidden_size, first.eps, first.zero_centred
         return (*blocks, PostNorm(0, size, eps, *names, over=len(blocks), zero_centred=centred))
+
+
+@dataclass(frozen=True)
+class GatedNorms(Residual):
+    """The inputs of attention and of experts are normed with a gate; these have no norm themselves."""
+
+    hidden_size: int
+    eps: float
+    rank: int
+
+    def around(self, blocks: tuple[Block, ...], part: int) -> tuple[Block, ...]:
+        if isinstance(blocks[0], DenseFfn):
+            return blocks
+        name = ("input_layernorm", "post_attention_layernorm")[part]
+        return (*blocks, GatedNorm(0, self.hidden_size, self.eps, self.rank, name=name, over=len(blocks)))
 
 
 @dataclass(frozen=True)

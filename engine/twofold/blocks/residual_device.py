@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep
 
@@ -16,9 +16,11 @@ class ResidualOnDevice(ABC):
     """Follows the `over` blocks whose outputs it puts into the residual stream; those add to rows of zeros."""
 
     over: int
+    reads: ClassVar[bool] = False
+    """Whether its blocks read what `read` makes; else what blocks before them read."""
 
     def read(self, residual: Tensor, step: DeviceStep) -> Tensor:
-        """Input f32 [T, hidden] of its blocks."""
+        """Input f32 [T, hidden] of its blocks, if it makes any."""
         return residual
 
     @abstractmethod
@@ -28,6 +30,8 @@ class ResidualOnDevice(ABC):
 
 class StreamsOnDevice(ResidualOnDevice):
     """The same with several streams: the residual is f32 [T, streams, hidden]."""
+
+    reads: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -72,10 +76,12 @@ def run_blocks(
         for residual in begun:
             if isinstance(residual, StreamsOnDevice):
                 totals[0] = _in_streams(totals[0], residual.num_streams)
+            if residual.reads:
                 hidden = residual.read(totals[0], step)
             totals.append(hidden.new_zeros(hidden.shape))
         if isinstance(block, ResidualOnDevice):
             block.forward(totals.pop(), totals[-1], state, step)
+            hidden = totals[0] if block.reads else hidden
         else:
             block.forward(hidden, totals[-1], state, step)
 

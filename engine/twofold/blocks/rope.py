@@ -72,6 +72,8 @@ class RopeConfig:
     """Which pairs an axis has, see `axes_of_pairs`."""
     block: int = 1
     """Positions that turn as the first of them; blocks begin at multiples of their number."""
+    learned: tuple[float, ...] = ()
+    """Logarithms [dim/2] of learned factors of the frequencies (Mistral Large 4); empty: there are none."""
 
 
 def axes_of_pairs(rope: RopeConfig, dim: int) -> I32:
@@ -98,6 +100,12 @@ def axes_of_pairs(rope: RopeConfig, dim: int) -> I32:
 
 def inverse_frequencies(rope: RopeConfig, dim: int) -> F32:
     """Frequencies [dim/2] in radians per position, for every kind; dynamic: those within the original context."""
+    scaled = _scaled_frequencies(rope, dim)
+    return scaled * np.exp(np.array(rope.learned, np.float32)) if rope.learned else scaled
+
+
+def _scaled_frequencies(rope: RopeConfig, dim: int) -> F32:
+    """`inverse_frequencies` without learned factors."""
     one, factor = np.float32(1.0), np.float32(rope.factor)
     wavelengths = np.float32(rope.theta) ** _exponents(dim)
     if rope.kind == "linear":
@@ -122,7 +130,8 @@ def dynamic_inverse_frequencies(rope: RopeConfig, dim: int, lengths: I32, max_po
     grown = np.maximum(lengths, max_positions).astype(np.float32)
     ratio = np.float32(rope.factor) * grown / np.float32(max_positions) - np.float32(rope.factor - 1.0)
     bases = np.float32(rope.theta) * ratio ** np.float32(dim / (dim - 2))
-    return (np.float32(1.0) / bases[:, None] ** _exponents(dim)[None, :]).astype(np.float32)
+    frequencies = (np.float32(1.0) / bases[:, None] ** _exponents(dim)[None, :]).astype(np.float32)
+    return frequencies * np.exp(np.array(rope.learned, np.float32)) if rope.learned else frequencies
 
 
 def attention_factor(rope: RopeConfig) -> float:

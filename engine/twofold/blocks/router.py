@@ -50,6 +50,8 @@ class Router(Block):
     top_groups: int = 1
     group_score: Literal["max", "top_two_sum"] = "max"
     """Group score: its best expert's score, or the sum of its two best."""
+    zero_others: bool = False
+    """Whether experts of other groups are chosen by a score of 0, instead of not at all."""
     modules: tuple[str, ...] = ("mlp",)
     """Names of the MoE module in checkpoints; the first whose gate exists, else the last."""
     gates: tuple[str, ...] = ("gate",)
@@ -181,6 +183,7 @@ class Router(Block):
             num_groups=self.num_groups,
             top_groups=self.top_groups,
             group_score=self.group_score,
+            zero_others=self.zero_others,
         )
 
     def _gate_bytes(self, weights: BlockWeights) -> int:

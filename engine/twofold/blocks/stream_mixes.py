@@ -22,6 +22,9 @@ class WeightedStreams:
 
     A token's weights are sigmoid(scale * (mix . x) / rms(x) + base) + offset, x being its streams in a row; those of
     the output have a factor before the offset.
+
+    DeepSeek-V4 also mixes the streams with one another, by a matrix whose rows and columns have sums of about 1:
+    Sinkhorn's iteration of the softmax of further rows of the mix (manifold-constrained hyper-connections).
     """
 
     num_streams: int
@@ -31,11 +34,16 @@ class WeightedStreams:
     offset: float
     magnitude: float
     """Factor of the weights of the output."""
+    output_offset: float | None = None
+    """Added to the weights of the output; None: that of the others."""
+    rounds: int = 0
+    """Rounds of Sinkhorn's iteration of the matrix that mixes the streams; 0: they are not mixed."""
 
     def tensors(self, hf: str, gguf: str, *, outputs: bool) -> dict[str, TensorSpec]:
-        groups = 1 + outputs
-        rows, columns = groups * self.num_streams, self.num_streams * self.hidden_size
-        shapes = {"fn": (rows, columns), "base": (rows,), "scale": (groups,)}
+        groups, mixes = 1 + outputs, outputs and self.rounds > 0
+        rows = self.num_streams * (groups + self.num_streams * mixes)
+        columns = self.num_streams * self.hidden_size
+        shapes = {"fn": (rows, columns), "base": (rows,), "scale": (groups + mixes,)}
         roles = {"fn": "mix"}
         return {
             roles.get(name, name): TensorSpec(f"{hf}{name}", shape, "exact", f"{gguf}{name}.weight")
@@ -51,7 +59,15 @@ class WeightedStreams:
             "num_streams": self.num_streams,
             "eps": self.eps,
             "offset": self.offset,
-        } | ({"magnitude": self.magnitude} if outputs else {})
+        } | (self._of_outputs if outputs else {})
+
+    @property
+    def _of_outputs(self) -> dict[str, Any]:
+        return {
+            "magnitude": self.magnitude,
+            "output_offset": self.output_offset,
+            "rounds": self.rounds or None,
+        }
 
     def device(self, weights: DeviceWeights) -> WeightedStreamsOnDevice:
         return WeightedStreamsOnDevice(self, *(weights.norm(part) for part in ("mix", "base", "scale")))
@@ -66,13 +82,24 @@ class WeightedStreamsOnDevice:
     base: Tensor
     scale: Tensor
 
-    def read(self, streams: Tensor) -> tuple[Tensor, Tensor | None]:
-        shape, rows = self.shape, streams.flatten(1)
+    def read(self, streams: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        shape, rows, count = self.shape, streams.flatten(1), self.shape.num_streams
         inverse = (rows.square().mean(1, keepdim=True) + shape.eps).rsqrt()
-        logits = (rows @ self.mix.T * inverse).view(len(rows), -1, shape.num_streams)
-        weights = (logits * self.scale[:, None] + self.base.view(-1, shape.num_streams)).sigmoid()
-        sums = ((weights[:, 0] + shape.offset)[:, :, None] * streams).sum(1)
-        return sums, shape.magnitude * weights[:, 1] + shape.offset if weights.shape[1] > 1 else None
+        groups = [min(row // count, len(self.scale) - 1) for row in range(len(self.mix))]
+        logits = rows @ self.mix.T * inverse * self.scale[groups] + self.base
+        sums = ((logits[:, :count].sigmoid() + shape.offset)[:, :, None] * streams).sum(1)
+        if len(self.scale) == 1:
+            return sums, None, None
+        offset = shape.offset if shape.output_offset is None else shape.output_offset
+        outputs = shape.magnitude * logits[:, count : 2 * count].sigmoid() + offset
+        if shape.rounds == 0:
+            return sums, outputs, None
+        matrix = logits[:, 2 * count :].view(-1, count, count).softmax(2) + shape.offset
+        for number in range(shape.rounds):
+            if number > 0:
+                matrix = matrix / (matrix.sum(2, keepdim=True) + shape.offset)
+            matrix = matrix / (matrix.sum(1, keepdim=True) + shape.offset)
+        return sums, outputs, matrix
 
 
 @dataclass(frozen=True)
@@ -134,7 +161,7 @@ class GatedStreamsOnDevice:
     up: LinearOnDevice
     inject: LinearOnDevice | None
 
-    def read(self, streams: Tensor) -> tuple[Tensor, Tensor | None]:
+    def read(self, streams: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         from torch.nn import functional
 
         shape, count = self.shape, self.shape.num_streams
@@ -142,5 +169,5 @@ class GatedStreamsOnDevice:
         low = functional.silu(self.down(normed).float() / count)
         mean = (self.up(low).float().sigmoid() * normed).view(streams.shape).mean(1)
         if self.inject is None:
-            return mean, None
-        return mean, 2.0 * (self.inject(normed).float() / count).sigmoid()
+            return mean, None, None
+        return mean, 2.0 * (self.inject(normed).float() / count).sigmoid(), None

@@ -136,5 +136,7 @@ def _within_best_groups(choice: Tensor, router: RoutingRule) -> Tensor:
     of_group = groups.amax(-1) if router.group_score == "max" else groups.topk(2, -1)[0].sum(-1)
     order = torch.sort(of_group, dim=-1, descending=True, stable=True)[1]
     best = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, order[:, : router.top_groups], True)
-    within: Tensor = groups.masked_fill(~best[:, :, None], -torch.inf).flatten(1)
+    within: Tensor = groups.masked_fill(~best[:, :, None], 0.0 if router.zero_others else -torch.inf).flatten(
+        1
+    )
     return within

@@ -261,12 +261,17 @@ class DeviceModel:
                     step.layer_inputs = None if inputs is None else self._moved(inputs, home)
                     totals = [self._moved(total, home) for total in totals]
                 run_blocks(
-                    [(self._blocks[n], self._begun[n], state[self._state_of[n]]) for n in blocks],
+                    [(self._blocks[n], self._begun[n], self._state_read(n, state)) for n in blocks],
                     totals,
                     step,
                 )
             at = home
         return self._moved(joined(totals[0]), 0)
+
+    def _state_read(self, block: int, state: list[DeviceState]) -> DeviceState:
+        """What a block reads: its own state, after that of an earlier layer's block if it reads it."""
+        owner = self._state_of[block]
+        return state[block] if owner == block else (*state[owner], *state[block])
 
     def _stretches_of(self, num_deep: int) -> list[tuple[int, int, range]]:
         """(device, layer, blocks) of consecutive blocks on one device, cut before each of the layers 1 to `num_deep`,

@@ -16,12 +16,8 @@ from typing import Final
 import numpy as np
 
 from twofold.blocks import ops
-from twofold.blocks.attention.selection import Chosen, Window
-from twofold.blocks.block import ExpertBlock
-from twofold.blocks.gqa import Gqa
-from twofold.blocks.hyper_connection import HyperConnection
-from twofold.blocks.mla import Mla
-from twofold.blocks.post_norm import PostNorm
+from twofold.blocks.alone import alone
+from twofold.blocks.block import ExpertBlock, ResidualBlock
 from twofold.blocks.rope import rope_tables
 from twofold.experts.calibration import random_matrix
 from twofold.models.config import CacheDType
@@ -97,22 +93,22 @@ class LayerTimes:
         layer = self._files.layers[index]
         found: list[OpenBlock | None] = []
         for n, (block, weights) in enumerate(layer):
-            if isinstance(block, PostNorm | HyperConnection):
+            if isinstance(block, ResidualBlock):
                 over = sum(each is not None for each in found[n - block.over :])
                 found.append((replace(block, over=over), weights) if over else None)
-            elif isinstance(block, Gqa | Mla):
-                found.append((_alone(block), weights))
             else:
-                found.append(None if isinstance(block, ExpertBlock) else (block, weights))
+                found.append(None if isinstance(block, ExpertBlock) else (alone(block), weights))
         return [each for each in found if each is not None]
 
     def _measured_us(self, decoder: ops.Decoder, index: int, step: StepPart) -> float:
-        """Median time of the layer `index`; it is the only one of its cache."""
+        """Median time of the layer `index`; its cache has no other layer but the one whose state it reads."""
         config = self._files.config
         pages = -(-(step.begin + step.tokens) // _PAGE_SIZE)
         record = [0] * index + [config.record_bytes[index]]
-        planes = config.cache_planes(self._cache_dtype)[index]
-        cache = ops.StateCache([[]] * index + [planes], pages, _PAGE_SIZE, record, 1)
+        read = (index, config.state_layers[index])
+        planes = enumerate(config.cache_planes(self._cache_dtype)[: index + 1])
+        kept = [of_layer if n in read else [] for n, of_layer in planes]
+        cache = ops.StateCache(kept, pages, _PAGE_SIZE, record, 1)
         batch = self._batch(step, pages)
         hidden = np.random.default_rng(0).standard_normal((step.tokens, config.hidden_size), np.float32)
         inputs = config.embedding.layer_inputs
@@ -146,11 +142,3 @@ class LayerTimes:
         for rows in further:
             batch.add_rotation(*rows)
         return batch
-
-
-def _alone(attention: Gqa | Mla) -> Gqa | Mla:
-    """The block; one that reads positions which an earlier layer chose has a window of as many instead."""
-    select = attention.select
-    if not isinstance(select, Chosen) or select.chooser is not None:
-        return attention
-    return replace(attention, select=Window(select.most))

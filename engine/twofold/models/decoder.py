@@ -120,12 +120,14 @@ class Decoder:
     """Key of the positions of an indexer's pools, for which there is a further rotation; "": there are none."""
     local_theta: float | None = None
     """RoPE base of layers with a window if `rope_parameters` has no section for them; None: that of the others."""
+    learned_rope: bool = False
+    """Whether checkpoints have learned factors of the rotation's frequencies."""
     thetas: str = ""
     """Key of the layers' RoPE bases, 0 of a layer without rotation; "": all have one base."""
     indexer: Rotation | None = None
     """Rotation of latent attention's indexer; None: it has none."""
     indexer_parts: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Indexer` that config.json does not set."""
+    """Fields of `Indexer` that config.json does not set; `rank` None: it reads no low-rank queries."""
 
     ngrams: bool = False
     """Whether layers may begin with n-gram embeddings, see `models.ngrams`."""

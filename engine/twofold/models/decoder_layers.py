@@ -69,6 +69,7 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
         embedding=replace(
             config.embedding,
             scale=layers.embedding_scale,
+            learned_pairs=rope_dim // 2 if decoder.learned_rope else 0,
             layer_inputs=None if layers.ngrams is None else layers.ngrams.tables,
         ),
         ignored=(*config.ignored, *(() if layers.ngrams is None else layers.ngrams.tables.ignored)),
@@ -238,17 +239,18 @@ class _Layers:
             bias=fields.boolean("attention_bias", False),
         )
         attention = changed(attention, self._config_values(self.decoder.attention))
+        of_layer, settings, rotations = self.decoder.of_layer, self.settings, [(rope, rope_dim)]
         if self.decoder.indexer is None:
-            return lambda n: self.decoder.of_layer(self.settings, n, attention), [(rope, rope_dim)]
+            return lambda n: of_layer(settings, n, attention), rotations
         parts = self._config_values(self.decoder.indexer_parts)
-        self.chosen = chosen = chosen_by_indexer(self.settings, attention, self.decoder.indexer, parts)
+        self.chosen = chosen = chosen_by_indexer(settings, attention, self.decoder.indexer, parts)
         if chosen is None:
-            return lambda n: attention, [(rope, rope_dim)]
-        shared = shared_layers(self.settings)
+            return lambda n: of_layer(settings, n, attention), rotations
+        shared = shared_layers(settings)
         unused = "the indexer of a layer that shares an earlier one's positions"
         self.left_out = tuple((unused, f"model.layers.{n}.self_attn.indexer.*") for n in sorted(shared))
         full, reading = replace(attention, select=chosen), replace(attention, select=Chosen(chosen.most))
-        return lambda n: reading if n in shared else full, [(rope, rope_dim)]
+        return lambda n: of_layer(settings, n, reading if n in shared else full), rotations
 
     def _grouped_query(self) -> tuple[Callable[[int], Gqa], Rotations]:
         """Attention of each layer, and the rotations that it refers to."""

@@ -34,6 +34,15 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
         "num_experts_per_tok": 8, "norm_topk_prob": True, "moe_layer_freq": 1, "mlp_layer_types": None,
     },
+    "axk2": {
+        "vocab_size": 163_840, "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "intermediate_size": 5120, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+        "max_position_embeddings": 131_072, "n_group": None, "topk_group": None, "num_shared_experts": 1,
+        "routed_scaling_factor": 2.5, "q_lora_rank": 384, "moe_intermediate_size": 512, "num_experts": 128,
+        "kv_lora_rank": 128, "qk_rope_head_dim": 32, "v_head_dim": 64, "qk_nope_head_dim": 64,
+        "num_experts_per_tok": 8, "norm_topk_prob": True, "index_topk": 2048, "index_n_heads": 16,
+        "index_head_dim": 128, "mlp_layer_types": None,
+    },
     "deepseek_ocr2_text": {
         "vocab_size": 102_400, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
         "intermediate_size": 11_008, "max_position_embeddings": 2048, "num_experts": 64, "num_shared_experts": 2,
@@ -299,6 +308,19 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192,
             "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "mistral_large4_text": {
+        "vocab_size": 204_800, "hidden_size": 6144, "num_hidden_layers": 72, "num_attention_heads": 64,
+        "num_key_value_heads": 64, "intermediate_size": 24_576, "rms_norm_eps": 1e-05, "first_k_dense_replace": 1,
+        "max_position_embeddings": 1_048_576, "num_shared_experts": 1, "routed_scaling_factor": 1.0, "n_group": 1,
+        "topk_group": 1, "moe_intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 4,
+        "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 64, "index_topk": 2048,
+        "index_n_heads": 32, "index_head_dim": 128, "mlp_layer_types": None, "indexer_types": None,
+        "final_logit_softcapping": 30.0,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 2048.0, "original_max_position_embeddings": 512,
+            "beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 1.0,
         },
     },
     "mixtral": {

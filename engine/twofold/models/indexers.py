@@ -24,7 +24,7 @@ def chosen_by_indexer(
     heads, most = settings.integer("index_n_heads"), settings.integer("index_topk")
     if heads == 0:
         return None
-    if attention.q_lora_rank is None:
+    if attention.q_lora_rank is None and "rank" not in changes:
         raise settings.fields.error(
             "q_lora_rank", None, "an integer, because the indexer reads low-rank queries"
         )

@@ -43,6 +43,7 @@ _NEEDED: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "kimi_k25": {"text_config": {"model_type": "deepseek_v3"}},
     "step3p7": {"text_config": {"model_type": "step3p5"}},
+    "mistral_large4": {"text_config": {"model_type": "mistral_large4_text"}},
 }
 """Keys without a usable default, by family."""
 

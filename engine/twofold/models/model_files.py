@@ -329,7 +329,8 @@ def check_model_files(
     remaining = iter(of_blocks)
     layers = tuple(tuple((block, next(remaining)) for block in layer) for layer in config.layers)
     dtype = _PLAIN.get(embedding.format("table"), config.dtype)
-    return ModelFiles(replace(config, dtype=dtype), tensors, embedding, layers, head)
+    rope = config.embedding.learned(embedding, config.rope)
+    return ModelFiles(replace(config, dtype=dtype, rope=rope), tensors, embedding, layers, head)
 
 
 def _left_out(config: ModelConfig) -> list[tuple[str, str]]:

@@ -178,6 +178,13 @@ FAMILIES: Final = (
     Family("glm_moe_dsa", ("GlmMoeDsaForCausalLM",), "glm-dsa", _GLM),
     Family("hy_v4", ("HYV4ForCausalLM",), "hy_v4", _HY),
     Family("axk1", ("AXK1ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
+    Family("axk2", ("AXK2ForCausalLM",), "", FamilyChat(("hermes",), ("deepseek_r1",))),
+    Family(
+        "mistral_large4",
+        ("MistralLarge4ForConditionalGeneration",),
+        "",
+        FamilyChat(("mistral",), ("mistral",)),
+    ),
     Family(
         "mistral4",
         ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"),

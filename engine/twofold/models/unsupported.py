@@ -7,8 +7,6 @@ from typing import Any, Final
 
 # What is missing, by the keys that need it: config.json's names, then GGUF's without the architecture.
 _SIGNS: Final = (
-    ("norms with gates", ("gated_norm_rank",)),
-    ("latents that layers share", ("kv_source_layers", "kv_sharing_modes")),
     (
         "hyper-connections that mix their streams",
         ("hc_mult", "hyper_connection_rate", "hyper_connection.count"),

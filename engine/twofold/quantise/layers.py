@@ -55,21 +55,29 @@ class LayeredModel:
         tokens = [np.array(sequence, np.int32) for sequence in sequences]
         states = [self._embed(of_sequence) for of_sequence in tokens]
         inputs = list(map(self._inputs_of_layers, tokens, states))
+        batches = [self._batch(len(of_sequence)) for of_sequence in tokens]
         read_later = {layer for layer in config.state_layers if config.state_layers.count(layer) > 1}
         kept: dict[int, list[ops.StateCache]] = {}  # each sequence's, where a later layer reads it
         for index, layer in enumerate(self._files.layers[: config.num_target_layers]):
-            # Earlier layers use none of its cache, and its experts are the only ones of its store.
-            record = [0] * index + [config.record_bytes[index]]
+            # No other layers use its cache but those that read its state; its experts are the only ones of its store.
+            readers = [n for n, read in enumerate(config.state_layers) if read == index] or [index]
+            of_cache = [planes[n] if n in readers else [] for n in range(max(readers) + 1)]
+            record = [config.record_bytes[index] if n == index else 0 for n in range(len(of_cache))]
             caches = kept.get(config.state_layers[index]) or [
-                ops.StateCache([[]] * index + [planes[index]], pages, _PAGE_SIZE, record, 1)
+                ops.StateCache(of_cache, pages, _PAGE_SIZE, record, 1)
                 for _ in (sequences if index in read_later else sequences[:1])
             ]
             if index in read_later:
                 kept[index] = caches
             decoder = ops.Decoder([block.cpu(weights, self._pool, 0) for block, weights in layer])
             moe = self._experts(index)
-            for hidden, cache, own in zip(states, cycle(caches), inputs, strict=False):
-                self._forward(decoder, moe, hidden, cache, own)
+            for n, (hidden, cache) in enumerate(zip(states, cycle(caches), strict=False)):
+                if moe is not None:
+                    moe.begin_step(0, [0] * len(hidden), list(range(len(hidden))))
+                executor = None if moe is None else moe.executor
+                decoder.forward(hidden, batches[n], cache, executor, layer_inputs=inputs[n])
+                if moe is not None:
+                    moe.executor.end_step()
             del decoder, moe, caches
             self._files.release_layer(index)
             yield states
@@ -82,15 +90,8 @@ class LayeredModel:
         self._head.forward(np.ascontiguousarray(hidden), logits)
         return logits
 
-    def _forward(
-        self,
-        decoder: ops.Decoder,
-        moe: MoeRuntime | None,
-        hidden: F32,
-        cache: ops.StateCache,
-        layer_inputs: F32 | None,
-    ) -> None:
-        num_tokens = len(hidden)
+    def _batch(self, num_tokens: int) -> ops.AttentionBatch:
+        """A whole sequence as a batch, which keeps the positions that an earlier layer chose."""
         positions = np.arange(num_tokens, dtype=np.int32)
         prompt = np.full(num_tokens, num_tokens, np.int32)
         (cos, sin), *further = (rope.rows(positions, prompt) for rope in self._ropes)
@@ -99,12 +100,7 @@ class LayeredModel:
         batch = ops.AttentionBatch(positions, np.zeros(num_tokens, np.int32), pages, cos, sin, record)
         for rows in further:
             batch.add_rotation(*rows)
-        if moe is not None:
-            moe.begin_step(0, [0] * num_tokens, positions.tolist())
-        executor = None if moe is None else moe.executor
-        decoder.forward(hidden, batch, cache, executor, layer_inputs=layer_inputs)
-        if moe is not None:
-            moe.executor.end_step()
+        return batch
 
     def _experts(self, index: int) -> MoeRuntime | None:
         if index not in self._files.config.moe_layers:

@@ -21,6 +21,8 @@ struct RouterShape {
   int num_groups = 1;  // of neighbouring experts, all of one size
   int top_groups = 1;  // experts are chosen in so many of them
   GroupScore group_score = GroupScore::kMax;
+  bool zero_others =
+      false;  // experts of other groups are chosen by a score of 0, instead of not at all (A.X-K2)
   bool renormalise = false;  // a token's weights are divided by their sum + 1e-20
   float scale = 1.0f;        // and multiplied by this
 };

@@ -206,15 +206,20 @@ class Indexer:
         rotation: _Part = None,
         rotates_last: bool = False,
         of_input: bool = False,
+        input_norm: _Part = None,
+        scale: _Part = None,
         block: int | None = None,
         local: int | None = None,
         pooled: int | None = None,
         pool_rotation: _Part = None,
+        pool_bias: _F32 | None = None,
     ) -> None:
-        """queries: of low-rank queries, or with of_input of the block's input. keys: one key; without `block` and
-        `pooled`, also a weight per head. A query has one list; with `block`, one per head, of blocks of so many
-        positions, of which the last `local` ones are always chosen. pooled: one list, of pools of so many positions,
-        whose key is the mean of theirs, rotated by pool_rotation, and of the positions after the last whole pool.
+        """queries: of low-rank queries, or with of_input of the block's input; input_norm: a further norm of that,
+        after the norm of `queries`. scale: as for Gqa. keys: one key; without `block` and `pooled`, also a weight per
+        head. A query has one list; with `block`, one per head, of blocks of so many positions, of which the last
+        `local` ones are always chosen. pooled: one list, of pools of so many positions, whose key is the mean of
+        theirs, rotated by pool_rotation, and of the positions after the last whole pool. pool_bias: [pooled, head_dim];
+        the pool's key is the sum by the softmax of it and of gates instead, which `keys` has before weights.
         rotates_last: the last elements of a head are rotated, not the first ones."""
 
 class Gqa:
@@ -250,8 +255,9 @@ class Gqa:
             flat_norms: q_norm and k_norm span all heads, [num_heads * head_dim] and [num_kv_heads * head_dim].
             rotation: index of the batch's rotation; neighbours: it pairs elements 2i and 2i + 1. None: queries and keys
                 carry no positions.
-            scale: with a period, queries are multiplied by 1 + slope * log1p(floor((position + shift) / period));
-                elements [head_dim]: factors of the rotated queries.
+            scale: with a period, queries are multiplied by 1 + slope * log1p(floor((position + shift) / period)); with
+                slopes and bases [heads], by slope * log(position + 1) + base; elements [head_dim]: factors of the
+                rotated queries.
             select: stretch of positions (Stretch); most: bound of the positions chosen for a query; chooser, None:
                 those that the last chooser of the step chose; bidirectional: tokens of a picture attend to one another.
                 None: all positions.
@@ -334,14 +340,17 @@ class Mla:
         select: _Part = None,
         key_norm: _Part = None,
         gate: _Part = None,
+        kv_layer: int | None = None,
     ) -> None:
-        """project: queries or, with q_b, their low-rank part, then latent and shared key, then gates. k_b and v_b have
-        a part per head: [latent, nope_dim] and [value_dim, latent]. layer: index in the cache, where it has one plane
-        of latent + rope_dim elements. rotation, scale, select, scores, gate: as for Gqa."""
+        """project: queries or, with q_b, their low-rank part, then latent and shared key, then gates. q_b: what it
+        reads is doubled if the part says so: the normed rows, then the same without the norm. k_b and v_b have a part
+        per head: [latent, nope_dim] and [value_dim, latent]. layer: index in the cache, where it has one plane of
+        latent + rope_dim elements; kv_layer: an earlier one that has it instead, so that `project` and `latent_norm`
+        have none. rotation, scale, select, scores, gate: as for Gqa."""
 
 class RouterShape:
-    """How a router turns logits into experts and weights: score, choice (by score and bias, within the best groups),
-    weights divided by their sum, times scale."""
+    """How a router turns logits into experts and weights: score, choice (by score and bias, within the best groups;
+    zero_others: those of other groups by a score of 0), weights divided by their sum, times scale."""
 
     def __init__(
         self,
@@ -433,6 +442,20 @@ class LayerInput:
     def __init__(self, pool: ThreadPool, *, gate: PackedMatrix, projection: PackedMatrix, first: int) -> None:
         """first: where the layer's input begins in a row of the step's."""
 
+class GatedNorm:
+    """The `over` preceding blocks read n * sigmoid(up . silu(down . n)), n = norm(residual)."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        *,
+        norm_weight: _F32,
+        eps: float,
+        down: PackedMatrix,
+        up: PackedMatrix,
+        over: int,
+    ) -> None: ...
+
 class NgramInput:
     """Adds gated embeddings of n-grams, and a convolution of them, to every residual stream."""
 
@@ -473,6 +496,8 @@ class HyperConnection:
         scale: _F32 = ...,
         offset: float = ...,
         magnitude: float = ...,
+        output_offset: float | None = None,
+        rounds: int | None = None,
         norm: _F32 = ...,
         down: PackedMatrix = ...,
         up: PackedMatrix = ...,
@@ -482,7 +507,9 @@ class HyperConnection:
         x is its streams in a row.
 
         mix: [2 num_streams, num_streams * hidden], for the sum, then for the output, whose weights are multiplied by
-        `magnitude`. base: a value per row. scale: [2].
+        `magnitude` and have `output_offset`, if it is given. base: a value per row. scale: [2]. rounds: num_streams²
+        rows more, and a third scale, make a matrix by softmax and so many rounds of Sinkhorn's iteration; before the
+        output is added, stream s becomes the sum of streams r times matrix[r, s].
 
         With `down`, the mean of the normed streams n is read, each element times
         sigmoid(up . silu(down . n / num_streams)). Weights of the output are 2 sigmoid(inject . n / num_streams).

@@ -95,14 +95,12 @@ void GqaAttention::make_heads(float* qkv, const AttentionBatch& batch, const Sta
 void GqaAttention::make_queries(float* row, const AttentionBatch& batch, int token, float* room) const {
   const QkvRows& rows = parts_.rows;
   const HeadNorms& norms = parts_.norms;
-  const QueryScale& scale = parts_.scale;
   if (norms.flat) norms.q.in_place(table_, row, static_cast<int>(rows.query_rows()));
-  const float factor = scale.factor(batch.position(token));
   for (int head = 0; head < rows.num_heads; ++head) {
     float* q = row + rows.query(head);
     if (!norms.flat) norms.q.in_place(table_, q, rows.head_dim);
     parts_.rotation.in_place(table_, batch, token, q, room);
-    scale.apply(factor, q, rows.head_dim);
+    parts_.scale.apply(parts_.scale.factor(batch.position(token), head), q, rows.head_dim);
   }
 }
 

@@ -55,8 +55,9 @@ void Indexer::for_all(size_t count, double us, Body body) const {
 }
 
 const StatePlane& Indexer::plane(const AttentionBatch& batch, const StateCache& cache, int layer) const {
-  const StatePlane& plane = cache.planes(layer).back();
-  if (plane.width != parts_.head_dim) {
+  const std::vector<StatePlane>& planes = cache.planes(layer);
+  const StatePlane& plane = planes[planes.size() - static_cast<size_t>(num_planes())];
+  if (plane.width != parts_.head_dim || planes.back().width != parts_.head_dim) {
     throw KernelFailure("Indexer: the cache has keys of " + std::to_string(plane.width) +
                         " elements; expected " + std::to_string(parts_.head_dim));
   }
@@ -83,9 +84,7 @@ void Indexer::choose(const ChooserInput& input, const AttentionBatch& batch, con
   parts_.keys.run(table_, pool_, input.hidden, parts_.keys.columns(), T, rows.keys);
   if (longest > chosen.most()) {
     rows.queries = rows.keys + key_floats;
-    const float* of = parts_.of_input ? input.hidden : input.projected;
-    const int64_t ld = parts_.of_input ? parts_.keys.columns() : input.width;
-    parts_.queries.run(table_, pool_, of, ld, T, rows.queries);
+    project_queries(input, T, rows.queries);
   }
   make_rows(rows, batch, plane, page_size);
   if (parts_.pool > 0) make_pools(batch, plane, page_size);
@@ -120,7 +119,21 @@ void Indexer::choose(const ChooserInput& input, const AttentionBatch& batch, con
   }
 }
 
-// Norms and rotates keys and queries, and stores the keys.
+void Indexer::project_queries(const ChooserInput& input, int num_tokens, float* queries) const {
+  const Projection& of = parts_.queries;
+  if (!parts_.of_input) return of.run(table_, pool_, input.projected, input.width, num_tokens, queries);
+  const int64_t H = parts_.keys.columns();
+  if (parts_.input_norm.weight == nullptr) return of.run(table_, pool_, input.hidden, H, num_tokens, queries);
+  float* const normed = pool_.scratch_floats(kChooserScratch + 1, num_tokens * H);
+  norm_rows(table_, pool_, input.hidden, of.norm, of.eps, normed, num_tokens, static_cast<int>(H));
+  for (int64_t t = 0; t < num_tokens; ++t)
+    parts_.input_norm.in_place(table_, normed + t * H, static_cast<int>(H));
+  Projection plain = of;
+  plain.norm = nullptr;
+  plain.run(table_, pool_, normed, H, num_tokens, queries);
+}
+
+// Norms, rotates and scales keys and queries, and stores the keys.
 void Indexer::make_rows(const Rows& rows, const AttentionBatch& batch, const StatePlane& plane,
                         int page_size) const {
   const int T = batch.num_tokens(), D = parts_.head_dim;
@@ -132,18 +145,43 @@ void Indexer::make_rows(const Rows& rows, const AttentionBatch& batch, const Sta
     std::vector<float> turned(static_cast<size_t>(D));
     for (int t = static_cast<int>(first); t < first + count; ++t) {
       float* key = rows.keys + t * parts_.keys.rows();
-      if (parts_.pool == 0) {
+      if (parts_.pool == 0 || parts_.pool_bias != nullptr) {
         parts_.key_norm.in_place(table_, key, D);
         parts_.rotation.in_place(table_, batch, t, key + begin, turned.data());
       }
       store_row(table_, key, plane, batch.row(t, page_size));
+      if (num_planes() > 1) store_row(table_, key + D, *(&plane + 1), batch.row(t, page_size));
       for (int h = 0; h < heads; ++h) {
         float* query = rows.queries + (int64_t{t} * heads + h) * D;
         parts_.query_norm.in_place(table_, query, D);
         parts_.rotation.in_place(table_, batch, t, query + begin, turned.data());
+        parts_.scale.apply(parts_.scale.factor(batch.position(t), h), query, D);
       }
     }
   });
+}
+
+void Indexer::add_gated(const StatePlane& plane, const int32_t* pages, int end, int page_size,
+                        std::vector<float>& sum) const {
+  const size_t D = sum.size();
+  const int first = end - parts_.pool;
+  std::vector<float> logits(static_cast<size_t>(parts_.pool) * D), key(D), total(D);
+  std::vector<float> most(D, -std::numeric_limits<float>::infinity());
+  for (int j = 0; j < parts_.pool; ++j) {
+    float* const of = logits.data() + static_cast<size_t>(j) * D;
+    read_row(table_, *(&plane + 1), pages, first + j, page_size, of);
+    table_.axpy(1.0f, parts_.pool_bias + static_cast<size_t>(j) * D, of, static_cast<int>(D));
+    for (size_t i = 0; i < D; ++i) most[i] = std::max(most[i], of[i]);
+  }
+  for (int j = 0; j < parts_.pool; ++j) {
+    read_row(table_, plane, pages, first + j, page_size, key.data());
+    for (size_t i = 0; i < D; ++i) {
+      const float weight = std::exp(logits[static_cast<size_t>(j) * D + i] - most[i]);
+      total[i] += weight;
+      sum[i] += weight * key[i];
+    }
+  }
+  for (size_t i = 0; i < D; ++i) sum[i] /= total[i];
 }
 
 void Indexer::make_pools(const AttentionBatch& batch, const StatePlane& plane, int page_size) const {
@@ -155,6 +193,11 @@ void Indexer::make_pools(const AttentionBatch& batch, const StatePlane& plane, i
       const int end = batch.position(t) + 1;
       if (end % P != 0) continue;
       std::fill(mean.begin(), mean.end(), 0.0f);
+      if (parts_.pool_bias != nullptr) {
+        add_gated(plane, batch.pages(t), end, page_size, mean);
+        store_row(table_, mean.data(), plane, batch.row(t, page_size));
+        continue;
+      }
       for (int position = end - P; position < end; ++position) {
         read_row(table_, plane, batch.pages(t), position, page_size, row.data());
         table_.axpy(1.0f, row.data(), mean.data(), D);
@@ -168,8 +211,9 @@ void Indexer::make_pools(const AttentionBatch& batch, const StatePlane& plane, i
 }
 
 const float* Indexer::weights_of(const Rows& rows, int token) const {
-  if (parts_.keys.rows() == parts_.head_dim) return ones_.data();
-  return rows.keys + token * parts_.keys.rows() + parts_.head_dim;
+  const int64_t before = int64_t{num_planes()} * parts_.head_dim;
+  if (parts_.keys.rows() == before) return ones_.data();
+  return rows.keys + token * parts_.keys.rows() + before;
 }
 
 std::vector<Indexer::Task> Indexer::tasks(const AttentionBatch& batch, const Scores& scores) const {

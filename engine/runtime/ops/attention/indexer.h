@@ -11,6 +11,7 @@
 #include "host/thread_pool.h"
 #include "ops/attention/parts/norms.h"
 #include "ops/attention/parts/projection.h"
+#include "ops/attention/parts/query_scale.h"
 #include "ops/attention/parts/rotation.h"
 #include "ops/attention/parts/selection.h"
 
@@ -21,15 +22,23 @@ struct IndexerParts {
   int num_heads, head_dim;
   Projection queries;  // [heads * head_dim, columns] of the block's low-rank queries, or of its input
   bool of_input;       // the latter
+  Norm input_norm;     // [columns], a further norm of the normed input that `queries` reads
   Projection keys;     // [head_dim, hidden]: the key; a row per head may follow: its weight, else 1
   Norm query_norm, key_norm;
   Rotation rotation;  // rotates the first elements of a head, or the last ones
+  QueryScale scale;
   bool rotates_last = false;
   int block =
       0;  // positions that are chosen together, for each head by itself; 0: positions are chosen one by one
   int local = 0;  // the last so many blocks are always chosen, the query's own included
   int pool = 0;   // positions whose keys' mean is scored in their place, once they are complete; 0: none
   Rotation pool_rotation = {};  // the pool's key is rotated by it, for its last position
+  // [pool, head_dim]. Instead of the mean, a pool's key is the sum of its positions' normed keys by the softmax over them of
+  // gate + bias, element by element (GLM-5.3-Flash). `keys` then has a gate [head_dim] between key and weights, kept in a plane
+  // of its own. Null: the mean, whose norm is `key_norm`.
+  const float* pool_bias = nullptr;
+
+  int num_planes() const { return pool_bias == nullptr ? 1 : 2; }
 };
 
 class Indexer final : public Chooser {
@@ -37,7 +46,7 @@ class Indexer final : public Chooser {
   Indexer(const kernels::KernelTable& table, ThreadPool& pool, const IndexerParts& parts)
       : table_(table), pool_(pool), parts_(parts), ones_(static_cast<size_t>(parts.num_heads), 1.0f) {}
 
-  int num_planes() const override { return 1; }
+  int num_planes() const override { return parts_.num_planes(); }
   int num_lists() const override { return parts_.block > 0 ? parts_.num_heads : 1; }
   void choose(const ChooserInput& input, const AttentionBatch& batch, const StateCache& cache, int layer,
               ChosenPositions& chosen) override;
@@ -51,10 +60,15 @@ class Indexer final : public Chooser {
   struct Rows;    // keys with weights, and queries, of a batch
   struct Scores;  // scores of some of its tokens
 
+  // The plane of keys, which that of gates follows.
   const StatePlane& plane(const AttentionBatch& batch, const StateCache& cache, int layer) const;
+  void project_queries(const ChooserInput& input, int num_tokens, float* queries) const;
   void make_rows(const Rows& rows, const AttentionBatch& batch, const StatePlane& plane, int page_size) const;
   // Replaces the key of each pool's last position by that of the pool.
   void make_pools(const AttentionBatch& batch, const StatePlane& plane, int page_size) const;
+  // Adds the gated sum of keys of the pool that ends before `end` to `sum` [head_dim].
+  void add_gated(const StatePlane& plane, const int32_t* pages, int end, int page_size,
+                 std::vector<float>& sum) const;
   // Positions that are chosen together.
   int unit() const { return std::max({1, parts_.block, parts_.pool}); }
   int num_entries(int position) const {

@@ -87,16 +87,18 @@ MlaAttention::MlaAttention(const kernels::KernelTable& table, ThreadPool& pool, 
     : table_(table), pool_(pool), parts_(std::move(parts)) {}
 
 const StatePlane& MlaAttention::plane(const AttentionBatch& batch, const StateCache& cache, int layer) const {
-  if (layer < 0 || layer >= cache.num_layers()) {
+  if (layer < 0 || layer >= cache.num_layers() || parts_.kv_layer >= layer) {
     throw KernelFailure("Mla.forward: layer is " + std::to_string(layer) + "; the cache has layers 0 to " +
-                        std::to_string(cache.num_layers() - 1));
+                        std::to_string(cache.num_layers() - 1) + ", and latents are of layer " +
+                        std::to_string(parts_.kv_layer));
   }
-  const std::vector<StatePlane>& planes = cache.planes(layer);
-  const size_t expected = 1 + static_cast<size_t>(parts_.select.num_planes());
-  if (planes.size() != expected || planes.front().width != parts_.shape.cached()) {
+  const std::vector<StatePlane>& planes = cache.planes(parts_.has_latents() ? layer : parts_.kv_layer);
+  const size_t own = cache.planes(layer).size();
+  const size_t expected = size_t{parts_.has_latents()} + static_cast<size_t>(parts_.select.num_planes());
+  if (own != expected || planes.empty() || planes.front().width != parts_.shape.cached()) {
     const std::string width = planes.empty() ? "0" : std::to_string(planes.front().width);
-    throw KernelFailure("Mla.forward: the cache has " + std::to_string(planes.size()) + " planes of " +
-                        width + " elements; expected " + std::to_string(expected) + " of " +
+    throw KernelFailure("Mla.forward: the cache has " + std::to_string(own) + " planes, and latents of " +
+                        width + " elements; expected " + std::to_string(expected) + ", and latents of " +
                         std::to_string(parts_.shape.cached()));
   }
   const Rotation& rotation = parts_.rotation;
@@ -122,7 +124,7 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
   float* a = pool_.scratch_floats(kCompressedScratch, T * parts_.project.rows());
   parts_.project.run(table_, pool_, hidden, hidden_size(), T, a);
   timer.next(Work::kKeysValues);
-  store_latents(a, batch, plane, cache.page_size());
+  if (parts_.has_latents()) store_latents(a, batch, plane, cache.page_size());
   timer.next(Work::kAttention);
   parts_.select.prepare({hidden, a, parts_.project.rows()}, batch, cache, layer);
 
@@ -137,16 +139,31 @@ void MlaAttention::forward(const float* hidden, float* sum, AttentionBatch& batc
     const int first = tiles[begin].first_token;
     float* queries = pool_.scratch_floats(kQueryScratch, count * query_floats);
     timer.next(Work::kQkv);
-    make_queries(a, batch, first, count, queries);
+    const int64_t a_width = parts_.project.rows(), width = parts_.out.columns();
+    const int64_t expanded = parts_.q_b.weight == nullptr ? 0 : parts_.q_b.rows();
+    // Interleaved gates are read after the values are made; else the values take the queries' place.
+    const int64_t before = parts_.interleaved_gate ? count * expanded : 0;
+    float* const heads =
+        pool_.scratch_floats(kHeadsScratch, std::max(before + count * width, count * expanded));
+    const float* q = a + first * a_width;
+    if (expanded > 0) {
+      parts_.q_b.run(table_, pool_, q, a_width, count, heads, first);
+      q = heads;
+    }
+    const int64_t q_width = expanded > 0 ? expanded : a_width;
+    make_queries(q, q_width, batch, first, count, queries);
     timer.next(Work::kAttention);
     attend(queries, batch, plane, cache.page_size(), first, std::span(tiles).subspan(begin, end - begin),
            tiling);
     timer.next(Work::kOutput);
-    const int64_t width = parts_.out.columns();
-    float* values = pool_.scratch_floats(kHeadsScratch, count * width);
+    float* const values = heads + before;
     linear_by_head(table_, pool_, {queries, query_floats, parts_.shape.cached(), first}, count, *parts_.v_b,
                    {values, width, parts_.shape.value});
-    if (parts_.gate) gate(a, first, count, values);
+    if (parts_.interleaved_gate) {
+      gate(q + parts_.shape.key(), q_width, parts_.query_rows(), count, values);
+    } else if (parts_.gate) {
+      gate(a + (first + 1) * a_width - parts_.gate_rows(), a_width, parts_.head_gates(), count, values);
+    }
     parts_.out.add(table_, pool_, values, count, sum + static_cast<int64_t>(first) * hidden_size(), first);
     begin = end;
   }
@@ -188,45 +205,35 @@ MlaAttention::Tiling MlaAttention::tiling(const AttentionBatch& batch) const {
   return tiling;
 }
 
-void MlaAttention::make_queries(const float* a, const AttentionBatch& batch, int first, int count,
-                                float* queries) {
+void MlaAttention::make_queries(const float* q, int64_t width, const AttentionBatch& batch, int first,
+                                int count, float* queries) {
   const MlaShape& shape = parts_.shape;
-  const int64_t a_width = parts_.project.rows();
-  const int heads = shape.num_heads, key = shape.key(), cached = shape.cached();
-  const float* q = a + first * a_width;
-  int64_t width = a_width;
-  if (parts_.q_b.weight != nullptr) {
-    width = parts_.q_b.rows();
-    float* expanded = pool_.scratch_floats(kHeadsScratch, count * width);
-    parts_.q_b.run(table_, pool_, q, a_width, count, expanded, first);
-    q = expanded;
-  }
+  const int heads = shape.num_heads, stride = parts_.query_rows(), cached = shape.cached();
   const int64_t query_width = static_cast<int64_t>(heads) * cached;
-  linear_by_head(table_, pool_, {q, width, key, first}, count, *parts_.k_b, {queries, query_width, cached});
+  linear_by_head(table_, pool_, {q, width, stride, first}, count, *parts_.k_b,
+                 {queries, query_width, cached});
   const double elements = static_cast<double>(count) * heads * shape.rope;
   for_ranges(pool_, count, 1, work_us(8.0 * elements, 6.0 * elements), [&](int64_t from, int64_t n) {
     for (int64_t t = from; t < from + n; ++t) {
       const int token = first + static_cast<int>(t);
       float* query = queries + t * query_width;
       for (int h = 0; h < heads; ++h) {
-        parts_.rotation.apply(table_, batch, token, q + t * width + h * key + shape.nope,
+        parts_.rotation.apply(table_, batch, token, q + t * width + h * stride + shape.nope,
                               query + h * cached + shape.latent, shape.rope);
+        parts_.scale.apply(parts_.scale.factor(batch.position(token), h), query + h * cached, cached);
       }
-      parts_.scale.apply(parts_.scale.factor(batch.position(token)), query, query_width);
     }
   });
 }
 
-void MlaAttention::gate(const float* a, int first, int count, float* values) const {
-  const int heads = parts_.shape.num_heads, D = parts_.shape.value, rows = parts_.gate_rows() / heads;
-  const int64_t width = parts_.project.rows(), begin = width - parts_.gate_rows();
+void MlaAttention::gate(const float* gates, int64_t width, int64_t stride, int count, float* values) const {
+  const int heads = parts_.shape.num_heads, D = parts_.shape.value;
   const double elements = static_cast<double>(count) * heads * D;
   for_ranges(pool_, count, 1, work_us(12.0 * elements, 20.0 * elements), [&](int64_t from, int64_t n) {
     for (int64_t t = from; t < from + n; ++t) {
-      const float* const gates = a + (first + t) * width + begin;
       for (int h = 0; h < heads; ++h) {
         float* const head = values + (t * heads + h) * D;
-        parts_.gate.apply(table_, gates + h * rows, head, head, D);
+        parts_.gate.apply(table_, gates + t * width + h * stride, head, head, D);
       }
     }
   });

@@ -36,7 +36,8 @@ struct MlaParts {
   MlaShape shape;
   // [q rows + latent + rope + gate_rows, hidden]: queries or their low-rank part, latent, shared key, gates
   Projection project;
-  Projection q_b;    // [heads * (nope + rope), q rows]; without a weight, the q rows are the queries
+  // [heads * query rows, q rows or twice as many]; without a weight, the q rows are the queries
+  Projection q_b;
   Norm latent_norm;  // [latent]
   Norm key_norm;     // [rope], of shared keys before their rotation
   Rotation rotation;
@@ -44,13 +45,19 @@ struct MlaParts {
   const PackedMatrix *k_b, *v_b;  // one part of [latent, nope] and of [value, latent] per head
   Selection select;
   Scores scores;
-  OutputGate gate;  // of heads * value elements, or one for each head
-  Projection out;   // [hidden, heads * value]
+  OutputGate gate;                // of heads * value elements, or one for each head
+  bool interleaved_gate = false;  // a head's gate follows its query, and `project` has no gates
+  Projection out;                 // [hidden, heads * value]
+  int kv_layer = -1;  // earlier layer whose latents are read; -1: `project` has latents of this layer
 
-  int gate_rows() const { return !gate ? 0 : gate.by_head ? shape.num_heads : shape.num_heads * shape.value; }
+  bool has_latents() const { return kv_layer < 0; }
+  int head_gates() const { return !gate ? 0 : gate.by_head ? 1 : shape.value; }
+  int gate_rows() const { return interleaved_gate ? 0 : shape.num_heads * head_gates(); }
+  int query_rows() const { return shape.key() + (interleaved_gate ? head_gates() : 0); }
+  int latent_rows() const { return has_latents() ? shape.cached() : 0; }
 };
 
-// Its cache has one plane, `cached` wide, then those of the selection.
+// Its cache has one plane, `cached` wide, unless it reads an earlier layer's, then those of the selection.
 class MlaAttention {
  public:
   MlaAttention(const kernels::KernelTable& table, ThreadPool& pool, MlaParts parts);
@@ -71,13 +78,15 @@ class MlaAttention {
   const StatePlane& plane(const AttentionBatch& batch, const StateCache& cache, int layer) const;
   void store_latents(const float* a, const AttentionBatch& batch, const StatePlane& plane, int page_size);
   Tiling tiling(const AttentionBatch& batch) const;
-  void make_queries(const float* a, const AttentionBatch& batch, int first, int count, float* queries);
+  // q: what `project`, or q_b, has made of tokens from `first` on, `width` elements apart.
+  void make_queries(const float* q, int64_t width, const AttentionBatch& batch, int first, int count,
+                    float* queries);
   // Replaces the queries of tiles of tokens, the first of which is `first`, by the weighted latents.
   void attend(float* queries, const AttentionBatch& batch, const StatePlane& plane, int page_size, int first,
               std::span<const AttentionTile> tiles, const Tiling& tiling) const;
-  // Multiplies heads' values of tokens from `first` on by their gates.
-  void gate(const float* a, int first, int count, float* values) const;
-  int64_t q_rows() const { return parts_.project.rows() - parts_.shape.cached() - parts_.gate_rows(); }
+  // Multiplies heads' values of `count` tokens by their gates: a token's begin `width` after the last one's, a head's `stride`.
+  void gate(const float* gates, int64_t width, int64_t stride, int count, float* values) const;
+  int64_t q_rows() const { return parts_.project.rows() - parts_.latent_rows() - parts_.gate_rows(); }
 
   const kernels::KernelTable& table_;
   ThreadPool& pool_;

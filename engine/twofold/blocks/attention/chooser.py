@@ -80,15 +80,15 @@ def chosen_by_sequence(
     lengths on the host.
 
     Args:
-        kept: [pages, page_size, 1, elements], keys that are scored.
-        lists: of some rows of a sequence, its keys [length, elements] and the rows' positions.
+        kept: [pages, page_size, planes, elements], of which keys that are scored are made.
+        lists: of some rows of a sequence, what is kept of it [length, planes * elements] and the rows' positions.
     """
     counts = (batch.query_lens or (1,) * len(batch.token_ids))[first:]
     lengths = (batch.host_seq_lens or batch.seq_lens.tolist())[first:] if counts else ()
     found, begin = None, first
     for s, (count, length) in enumerate(zip(counts, lengths, strict=True), first):
         used = -(-length // kept.shape[1])
-        keys = kept[batch.page_tables[s, :used].long()].flatten(0, 2)[:length]
+        keys = kept[batch.page_tables[s, :used].long()].flatten(0, 1)[:length].flatten(1)
         at_once = max(1, SCORES_AT_ONCE // max(1, length))
         for part in (
             slice(at, min(at + at_once, begin + count)) for at in range(begin, begin + count, at_once)

@@ -69,6 +69,16 @@ class ChosenPositions:
         beyond = ((newest + 1) * block - own - 1).clamp(min=0)
         return ChosenPositions(positions, (self.counts * block - beyond).clamp(min=0).to(torch.int32))
 
+    def followed_by(self, first: Tensor, counts: Tensor, most: int) -> ChosenPositions:
+        """These, then for each row [T] `counts` positions from `first` on, at most `most`, all after these."""
+        import torch
+
+        within = torch.arange(most, dtype=torch.int32, device=first.device)
+        positions = torch.nn.functional.pad(self.positions, (0, most))
+        places = self.counts[:, None].long() + within
+        positions = positions.scatter(1, places, (first[:, None] + within).to(torch.int32))
+        return ChosenPositions(positions, self.counts + counts.to(torch.int32))
+
     def by_head(self, lists: int) -> ChosenPositions:
         """Every `lists` rows as the lists of one row."""
         rows, most = len(self.positions) // lists, self.positions.shape[1]

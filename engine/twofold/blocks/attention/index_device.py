@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from twofold._core.device import IndexChoice, IndexPages, IndexRows
 from twofold.blocks.attention.chooser import chosen_by_sequence
 from twofold.blocks.attention.chosen import ChosenPositions
-from twofold.blocks.attention.rotation import Rotation
+from twofold.blocks.attention.rotation import Rotation, unrotated
 from twofold.blocks.device_step import DeviceStep, NativeKernels
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ class IndexNormsOnDevice:
     rotates_last: bool = False
     """Whether the last elements are rotated, not the first ones."""
 
-    def store(self, rows: Tensor, q: Tensor, kept: Tensor, step: DeviceStep, rotation: Rotation) -> Tensor:
+    def store(
+        self, rows: Tensor, q: Tensor, kept: Tensor, step: DeviceStep, rotation: Rotation | None
+    ) -> Tensor:
         """Write normed and rotated keys to the cache; return normed and rotated queries.
 
         Args:
@@ -42,7 +44,8 @@ class IndexNormsOnDevice:
         import torch
         from torch.nn import functional
 
-        native, (cos, sin), dim = step.kernels.native, rotation.angles(step), q.shape[2]
+        native, dim = step.kernels.native, q.shape[2]
+        cos, sin = unrotated(step) if rotation is None else rotation.angles(step)
         if native is not None:
             of_batch = IndexRows(
                 keys=rows,
@@ -58,7 +61,7 @@ class IndexNormsOnDevice:
                 sin=sin,
                 rotary=2 * cos.shape[1],
                 rotates_last=self.rotates_last,
-                neighbours=rotation.neighbours,
+                neighbours=rotation is not None and rotation.neighbours,
                 slot_mapping=step.batch.slot_mapping,
             )
             rotated = torch.empty_like(q)
@@ -72,9 +75,11 @@ class IndexNormsOnDevice:
         if self.queries is not None:
             queries = functional.rms_norm(queries, (dim,), self.queries, self.eps)
         slots, last = step.batch.slot_mapping, self.rotates_last
-        key = rotation.rotated_end(key, cos, sin, last=last)
+        if rotation is not None:
+            key = rotation.rotated_end(key, cos, sin, last=last)
+            queries = rotation.rotated_end(queries, cos[:, None], sin[:, None], last=last)
         kept.view(-1, dim)[slots[slots >= 0]] = key[slots >= 0].to(kept.dtype)
-        return rotation.rotated_end(queries, cos[:, None], sin[:, None], last=last).to(q.dtype)
+        return queries.to(q.dtype)
 
 
 @dataclass(frozen=True)

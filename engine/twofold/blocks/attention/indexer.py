@@ -1,4 +1,4 @@
-"""Learned indexer of DeepSeek-V3.2 and GLM-5: small heads score earlier positions, the best ones are attended to."""
+"""Learned indexer of DeepSeek-V3.2 and later: small heads score earlier positions, the best ones are attended to."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 from twofold.blocks import ops
 from twofold.blocks.attention.chooser import Chooser
 from twofold.blocks.attention.chosen import ChosenPositions
+from twofold.blocks.attention.cpu_part import CpuPart
 from twofold.blocks.attention.index_device import Choice, IndexNormsOnDevice
 from twofold.blocks.attention.layer_names import LayerNames
 from twofold.blocks.attention.linear import Linear, LinearOnDevice
 from twofold.blocks.attention.norms import norm_part
+from twofold.blocks.attention.query_scale import HeadScale, HeadScaleOnDevice
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceState, DeviceStep, DeviceWeights
@@ -36,22 +38,29 @@ class Indexer(Chooser):
     head_dim: int
     most: int
     """Number of positions that a query keeps."""
-    rank: int
-    """Elements of latent attention's low-rank queries, of which the heads' queries are products."""
+    rank: int | None
+    """Elements of latent attention's low-rank queries, of which the heads' queries are products; None: they are
+    products of the block's normed input after a LayerNorm."""
     eps: float
     """Epsilon of the norm of the block's input."""
     rank_eps: float
-    """Epsilon of the norm of low-rank queries."""
-    rotation: Rotation
-    """Rotates the first elements of queries and keys, or the last ones."""
+    """Epsilon of the norm of low-rank queries, or of the LayerNorm."""
+    rotation: Rotation | None
+    """Rotates the first elements of queries and keys, or the last ones; None: they carry no positions."""
     rotates_last: bool = False
     key_eps: float = 1e-6
     """Epsilon of the keys' LayerNorm; most families state it nowhere."""
+    scale: HeadScale | None = None
+    """Factors of the heads' queries."""
 
     def tensors(self, found: HasTensor, names: LayerNames, hidden: int) -> Mapping[str, TensorSpec]:
         heads, dim, of = self.num_heads, self.head_dim, names.matrix
-        return {
-            "index_q": of("indexer.wq_b", "indexer.attn_q_b", heads * dim, self.rank),
+        further = {} if self.scale is None else self.scale.tensors(names, heads)
+        if self.rank is None:
+            norm = "indexer.q_input_norm", "indexer.attn_q_norm", hidden
+            further |= {"index_input_norm": names.norm(*norm), "index_input_norm_bias": names.bias(*norm)}
+        return further | {
+            "index_q": of("indexer.wq_b", "indexer.attn_q_b", heads * dim, self.rank or hidden),
             "index_k": of("indexer.wk", "indexer.attn_k", dim, hidden),
             "index_weights": of("indexer.weights_proj", "indexer.proj", heads, hidden),
             "index_norm": names.norm("indexer.k_norm", "indexer.k_norm", dim),
@@ -73,6 +82,8 @@ class Indexer(Chooser):
 
     @property
     def queries(self) -> Linear:
+        if self.rank is None:
+            return Linear(("index_q",), "norm", self.eps)
         return Linear(("index_q",), "q_norm", self.rank_eps)
 
     @property
@@ -81,22 +92,32 @@ class Indexer(Chooser):
         return Linear(("index_k", "index_weights"), "norm", self.eps)
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> ops.Chooser:
-        norm = norm_part(weights.vector("index_norm"), self.key_eps) or {}
         return ops.Indexer(
             pool,
             num_heads=self.num_heads,
             head_dim=self.head_dim,
             queries=self.queries.cpu(weights, pool, "indexer"),
+            of_input=self.rank is None,
+            input_norm=self._layer_norm(weights, "index_input_norm", self.rank_eps),
             keys=self.keys.cpu(weights, pool, "indexer"),
-            key_norm=norm | {"bias": weights.vector("index_norm_bias")},
-            rotation=self.rotation.cpu(),
+            key_norm=self._layer_norm(weights, "index_norm", self.key_eps),
+            rotation=None if self.rotation is None else self.rotation.cpu(),
             rotates_last=self.rotates_last,
+            scale=None if self.scale is None else self.scale.cpu(weights),
         )
 
+    @staticmethod
+    def _layer_norm(weights: BlockWeights, part: str, eps: float) -> CpuPart | None:
+        norm = norm_part(weights.optional_vector(part), eps)
+        return None if norm is None else norm | {"bias": weights.vector(f"{part}_bias")}
+
     def device(self, weights: DeviceWeights) -> IndexerOnDevice:
+        norm = [weights.vector(f"index_input_norm{part}") for part in ("", "_bias")]
         return IndexerOnDevice(
             self,
             queries=self.queries.device(weights),
+            input_norm=None if norm[0] is None or norm[1] is None else (norm[0], norm[1]),
+            scale=None if self.scale is None else self.scale.device(weights),
             keys=self.keys.device(weights),
             norms=IndexNormsOnDevice(
                 weights.norm("index_norm"),
@@ -115,24 +136,40 @@ class IndexerOnDevice:
     queries: LinearOnDevice
     keys: LinearOnDevice
     norms: IndexNormsOnDevice
+    input_norm: tuple[Tensor, Tensor] | None = None
+    """Weight and bias f32 [hidden] of the LayerNorm of the queries' input."""
+    scale: HeadScaleOnDevice | None = None
 
     def choose(
         self, hidden: Tensor, projected: Tensor, state: DeviceState, step: DeviceStep
     ) -> ChosenPositions:
         shape, (kept,) = self.shape, state
-        rows, q = self.keys(hidden), self.queries(projected[:, : shape.rank].float())
+        rows, q = self.keys(hidden), self._queries(hidden, projected)
         q = q.view(len(q), shape.num_heads, shape.head_dim)
         q = self.norms.store(rows, q, kept, step, shape.rotation)
+        if self.scale is not None:
+            q = q * self.scale.factors(step.batch.positions)[..., None].to(q.dtype)
         weights = rows[:, shape.head_dim :]
 
         def lists(part: slice, keys: Tensor, own: Tensor) -> ChosenPositions:
-            scores = _scores(q[part].float(), weights[part].float(), keys.float())
+            scores = weighted_scores(q[part].float(), weights[part].float(), keys.float())
             return ChosenPositions.top(scores, own, shape.most)
 
         return Choice(shape.most).positions(q, weights, kept, step, lists)
 
+    def _queries(self, hidden: Tensor, projected: Tensor) -> Tensor:
+        from torch.nn import functional
 
-def _scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+        if self.input_norm is None:
+            return self.queries(projected[:, : self.shape.rank].float())
+        rows = hidden.float()
+        if self.queries.norm is not None:
+            rows = functional.rms_norm(rows, rows.shape[1:], self.queries.norm, self.queries.eps)
+        rows = functional.layer_norm(rows, rows.shape[1:], *self.input_norm, self.shape.rank_eps)
+        return functional.linear(rows.bfloat16(), self.queries.weight)
+
+
+def weighted_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     """f32 [Q, length] for f32 q [Q, heads, head_dim], weights [Q, heads] and keys [length, head_dim]."""
     import torch
 

@@ -26,7 +26,7 @@ class LayerNames:
         return self._spec(f"{self.module}.{name}.bias", f"{gguf}.bias", (size,), "exact")
 
     def exact(self, name: str, gguf: str, *shape: int) -> TensorSpec:
-        """A tensor of the attention's module under its full name."""
+        """A tensor of the attention's module under its full name; `gguf` is empty if GGUF files have no name for it."""
         return self._spec(f"{self.module}.{name}", gguf, shape, "exact")
 
     def norm(self, name: str, gguf: str, size: int) -> TensorSpec:
@@ -43,4 +43,5 @@ class LayerNames:
 
     def _spec(self, name: str, gguf: str, shape: tuple[int, ...], role: Role) -> TensorSpec:
         theirs = f"{self.gguf_module}.{gguf}" if self.gguf_module else gguf
-        return TensorSpec(f"model.layers.{self.layer}.{name}", shape, role, f"blk.{self.layer}.{theirs}")
+        whole = f"blk.{self.layer}.{theirs}" if gguf else ""
+        return TensorSpec(f"model.layers.{self.layer}.{name}", shape, role, whole)

@@ -25,6 +25,8 @@ class Linear:
     """Role of the norm's tensor; empty, or no such tensor: the input is read as it is."""
     eps: float = 0.0
     """Epsilon of the norm."""
+    doubled: bool = False
+    """Whether the matrices read, after the normed input, the input as it is."""
 
     def bias(self, weights: BlockWeights) -> F32 | None:
         """Concatenated biases; zeros for matrices without one; None if none has one."""
@@ -42,7 +44,7 @@ class Linear:
             "weight": weights.packed(pool, where, *self.parts),
             "bias": self.bias(weights),
             "norm": weights.optional_vector(self.norm) if self.norm else None,
-        } | ({"eps": self.eps} if self.norm in weights else {})
+        } | ({"eps": self.eps, "doubled": self.doubled} if self.norm in weights else {})
 
     def device(self, weights: DeviceWeights) -> LinearOnDevice:
         import torch
@@ -53,6 +55,7 @@ class Linear:
             None if bias is None else torch.from_numpy(bias).to(weight.device, torch.bfloat16),
             weights.vector(self.norm) if self.norm else None,
             self.eps,
+            doubled=self.doubled,
         )
 
     def padded_bias_rows(self, weights: BlockWeights) -> int:
@@ -72,6 +75,7 @@ class LinearOnDevice:
     norm: Tensor | None = None
     """f32; None: the input is read as it is."""
     eps: float = 0.0
+    doubled: bool = False
 
     def in_halves(self, weights: DeviceWeights, head_dim: int, others: int) -> LinearOnDevice:
         """The same with the rows of each head reordered, so that pairs 2i, 2i + 1 become halves; the last `others` rows
@@ -83,7 +87,10 @@ class LinearOnDevice:
         return LinearOnDevice(weights.reordered(self.weight, rows=rows), bias, self.norm, self.eps)
 
     def __call__(self, rows: Tensor) -> Tensor:
+        import torch
         from torch.nn import functional
 
-        rows = rows.bfloat16() if self.norm is None else normed(rows, self.norm, self.eps)
-        return functional.linear(rows, self.weight, self.bias)
+        read = rows.bfloat16() if self.norm is None else normed(rows, self.norm, self.eps)
+        if self.doubled:
+            read = torch.cat([read, rows.bfloat16()], 1)
+        return functional.linear(read, self.weight, self.bias)

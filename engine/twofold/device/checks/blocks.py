@@ -21,6 +21,7 @@ from torch import Tensor
 
 from twofold import _core
 from twofold.blocks import ops
+from twofold.blocks.alone import alone
 from twofold.blocks.block import Block
 from twofold.blocks.device_step import DeviceBatch, DeviceBlock, DeviceState, DeviceStep, LookAheadRouter
 from twofold.blocks.residual_device import ResidualOnDevice, begun_residuals, joined, run_blocks
@@ -83,14 +84,14 @@ def check_layer(device: Device, pool: ops.ThreadPool, files: ModelFiles, layer: 
     """Each unit of the layer against the CPU, and without a router also as a graph. Raises WrongResultError."""
     check = _LayerCheck(device, pool, files)
     errors: dict[str, float] = {}
+    opened = [(alone(block), weights) for block, weights in files.layers[layer]]
     with device.active():
         made = [
-            block.device(TorchWeights(weights, pool, device.torch_device), 0)
-            for block, weights in files.layers[layer]
+            block.device(TorchWeights(weights, pool, device.torch_device), 0) for block, weights in opened
         ]
         for unit in _units(made):
             part = slice(unit.start, unit.stop)
-            errors |= check.unit(files.layers[layer][part], made[part])
+            errors |= check.unit(opened[part], made[part])
     return within(errors, LIMIT)
 
 
@@ -177,7 +178,7 @@ class _LayerCheck:
         return errors
 
     def _state(self, block: Block) -> DeviceState:
-        """Zeroed state of the block, or of the block of its kind in the layer whose state it reads."""
+        """Zeroed state of the block, after that of the block of its kind in the layer whose state it reads."""
 
         def allocate(shape: Iterable[int], *, exact: bool = False) -> Tensor:
             dtype = torch.float32 if exact else torch.bfloat16
@@ -188,7 +189,9 @@ class _LayerCheck:
             for each in (block, *self._config.layers[block.state_layer])
             if each.layer == block.state_layer and each.kind == block.kind
         )
-        return owner.device_state(_NUM_PAGES, _PAGE_SIZE, allocate, _NUM_RECORDS)
+        blocks = (owner,) if owner is block else (owner, block)
+        states = (each.device_state(_NUM_PAGES, _PAGE_SIZE, allocate, _NUM_RECORDS) for each in blocks)
+        return tuple(tensor for state in states for tensor in state)
 
     def _on_cpu(self, decoder: ops.Decoder, given: F32, rows: _Rows) -> F32:
         positions = np.array(rows.positions, np.int32)

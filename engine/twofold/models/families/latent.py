@@ -14,7 +14,7 @@ from twofold.blocks.attention.gate import Gate
 from twofold.blocks.attention.query_scale import QueryScale
 from twofold.blocks.attention.rotation import PAIRED, Rotation
 from twofold.blocks.mla import Mla
-from twofold.blocks.residual import PostNorms, Streams
+from twofold.blocks.residual import GatedNorms, PostNorms, Streams
 from twofold.blocks.stream_mixes import WeightedStreams
 from twofold.models.config_json import num_layers_of
 from twofold.models.decoder import Decoder, MtpLayer, TextPart
@@ -140,6 +140,20 @@ _HY_NAMES: Final = (
     ("*.hc_head_", "*.hc_"),
 )  # fmt: skip
 
+
+def _without_groups(fields: Fields) -> dict[str, Any]:
+    """A.X-K2's groups of experts, null in files without any."""
+    return {} if fields.data.get("n_group") is not None else {"n_group": 1, "topk_group": 1}
+
+
+def _gated_norms(fields: Fields) -> GatedNorms:
+    return GatedNorms(
+        fields.integer("hidden_size"),
+        fields.number("rms_norm_eps", above=True),
+        fields.integer("gated_norm_rank", 16, minimum=1),
+    )
+
+
 _V3: Final = Decoder(
     "DeepSeek-V3 and Kimi-K2: latent attention, sigmoid router with groups, shared experts, dense "
     "layers at the beginning.",
@@ -209,6 +223,22 @@ LATENT: Final = {
         model_type="axk1",
         residual=PostNorms(feed_forward=("post_mlp_layernorm", ""), experts_alone=True),
         renamed=(("*.mlp.post_mlp_layernorm", "*.post_mlp_layernorm"),),
+    ),
+    "axk2": replace(
+        _V32,
+        summary="A.X-K2: DeepSeek-V3.2's indexer, norms with gates, and a gate of each element of the heads.",
+        model_type="axk2",
+        only={},
+        restated=_without_groups,
+        attention={"normed": False, "raw_queries": True, "gate": Gate()},
+        residual=_gated_norms,
+        router={**SIGMOID, "norm": None, "zero_others": True},
+        mtp=None,
+        renamed=(
+            ("*.self_attn.q_gate_proj.", "*.self_attn.q_b_proj."),
+            ("*.W_down.", "*.mlp.fc1."), ("*.W_up.", "*.mlp.fc2."),
+        ),
+        gguf_whole=None,
     ),
     "kimi_k25": replace(
         _V3,

@@ -14,6 +14,7 @@ struct Projection {
   const float* bias = nullptr;  // [rows]
   const float* norm = nullptr;  // [columns], RMSNorm of the input; null: the input is read as it is
   float eps = 0;                // epsilon of the norm
+  bool doubled = false;         // the norm [columns / 2] is of half a row, which the input follows as it is
 
   int64_t rows() const { return weight->rows(); }
   int64_t columns() const { return weight->columns(); }
@@ -21,7 +22,8 @@ struct Projection {
   // out [T, rows] = weight . norm(x) + bias; x has T rows, `ld` elements apart, from row `first` of the step on.
   void run(const kernels::KernelTable& table, ThreadPool& pool, const float* x, int64_t ld, int T, float* out,
            int first = 0) const {
-    linear(table, pool, {.x = x, .ld = ld, .norm = norm, .eps = eps, .first = first}, T, *weight, bias, out);
+    linear(table, pool, {.x = x, .ld = ld, .norm = norm, .eps = eps, .first = first, .doubled = doubled}, T,
+           *weight, bias, out);
   }
   // sum [T, rows] += the same of x [T, columns].
   void add(const kernels::KernelTable& table, ThreadPool& pool, const float* x, int T, float* sum,
