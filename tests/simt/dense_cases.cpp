@@ -279,6 +279,7 @@ struct MlaCase {
   float softcap = 0;
   int most = 0;
   bool rotates = true;
+  bool sinks = false;
 };
 
 void check_mla(const MlaCase& c) {
@@ -298,7 +299,7 @@ void check_mla(const MlaCase& c) {
   const auto compressed = test::random_bf16(size_t(S * stride), 2);
   const auto queries = test::random_bf16(size_t(S * c.heads * (nope + c.rope)), 3);
   const auto absorbed_before = test::random_bf16(size_t(S * c.heads * cached), 4);
-  const auto norm = test::random_floats(size_t(c.latent), 5);
+  const auto norm = test::random_floats(size_t(c.latent), 5), sinks = test::random_floats(size_t(c.heads), 8);
   const auto cos = test::random_floats(size_t(S * half), 6), sin = test::random_floats(size_t(S * half), 7);
   test::under_schedules([&](WatchedRun& run) {
     auto* rows = run.copy("latents", cache);
@@ -364,7 +365,7 @@ void check_mla(const MlaCase& c) {
                                  max_length,
                                  {.scale = scale, .softcap = c.softcap},
                                  {.window = c.window},
-                                 nullptr,
+                                 c.sinks ? run.copy("sinks", sinks) : nullptr,
                                  c.most > 0 ? chosen.in(run) : twofold::kernels::PositionLists{}},
                                 pages, workspace, out, nullptr),
               "mla_decode");
@@ -374,7 +375,7 @@ void check_mla(const MlaCase& c) {
         const int first = c.window > 0 ? std::max(0, length - c.window) : 0;
         const auto seen = attended_to(chosen.of(s, head, c.heads), length, first);
         std::vector<double> weights;
-        double most = -INFINITY, total = 0;
+        double most = c.sinks ? double(sinks[size_t(head)]) : -INFINITY;
         for (const int p : seen) {
           double score = 0;
           for (int i = 0; i < cached; ++i)
@@ -383,6 +384,7 @@ void check_mla(const MlaCase& c) {
           weights.push_back(capped(score * double(scale), c.softcap));
           most = std::max(most, weights.back());
         }
+        double total = c.sinks ? std::exp(double(sinks[size_t(head)]) - most) : 0;
         for (double& weight : weights) total += weight = std::exp(weight - most);
         for (int i = 0; i < c.latent; ++i) {
           double value = 0;
@@ -440,6 +442,7 @@ CASE(latent_attention_stores_and_attends_as_the_scalar_one) {
   check_mla({3, 512, 64, true});
   check_mla({3, 64, 8, true, 30, 0.5f});
   check_mla({.heads = 17, .latent = 64, .rope = 8, .neighbours = false, .most = 270});
+  check_mla({.heads = 5, .latent = 34, .rope = 6, .neighbours = false, .sinks = true});
   check_mla({.heads = 2,
              .latent = 64,
              .rope = 8,

@@ -34,8 +34,8 @@ struct IndexerParts {
   int pool = 0;   // positions whose keys' mean is scored in their place, once they are complete; 0: none
   Rotation pool_rotation = {};  // the pool's key is rotated by it, for its last position
   // [pool, head_dim]. Instead of the mean, a pool's key is the sum of its positions' normed keys by the softmax over them of
-  // gate + bias, element by element (GLM-5.3-Flash). `keys` then has a gate [head_dim] between key and weights, kept in a plane
-  // of its own. Null: the mean, whose norm is `key_norm`.
+  // gate + bias, element by element (GLM-5.3-Flash). `keys` then has a gate [head_dim] between key and weights, kept in a
+  // separate plane. Null: the mean, whose norm is `key_norm`.
   const float* pool_bias = nullptr;
 
   int num_planes() const { return pool_bias == nullptr ? 1 : 2; }
