@@ -201,15 +201,15 @@ def answers(out: Path, asked: Sequence[Image.Image]) -> list[str]:
     engine = Engine.load(EngineConfig(model=str(out), accelerator="none", max_total_tokens=4096))
     found: list[list[int]] = [[] for _ in asked]
     for number, picture in enumerate(asked):
-        prepared = encoder.prepared(picture)
-        ids = encoder.tokenizer(prompt(encoder.tokenizer, prepared.text))["input_ids"]
+        made = encoder.picture(encoder.prepared(picture))
+        placed = encoder.placed(encoder.tokenizer(prompt(encoder.tokenizer, made.text))["input_ids"], [made])
         engine.submit(
             GenerationRequest(
-                tuple(ids),
+                placed.token_ids,
                 SamplingParams(max_tokens=12, temperature=0.0),
                 lambda chunk, tokens=found[number]: tokens.extend(chunk.token_ids),  # type: ignore[misc]
                 str(number),
-                media=encoder.placed(ids, [prepared], [encoder.encoded(prepared)]),
+                media=placed.media,
             )
         )
         engine.step()

@@ -14,11 +14,14 @@ from twofold.blocks.attention.block_indexer import BlockIndexer
 from twofold.blocks.attention.chooser import SCORES_AT_ONCE
 from twofold.blocks.attention.gated_pool_indexer import GatedPoolIndexer
 from twofold.blocks.attention.indexer import Indexer
+from twofold.blocks.attention.pooled_indexer import PooledIndexer
 from twofold.blocks.attention.rotation import PAIRED, Rotation
 from twofold.blocks.attention.selection import Chosen, SelectionOnDevice
 from twofold.blocks.block import Cost, Pages
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceKernels
+from twofold.blocks.gqa import Gqa
+from twofold.blocks.mla import Mla
 from twofold.device.kernels import TorchKernels
 
 from tests.blocks.chosen_layers import GQA, MLA, PROMPTS, Layers, native, steps
@@ -163,6 +166,9 @@ def test_key_heads_choose_the_same_blocks_on_both_sides(
         assert (errors < 0.03).mean() > 0.8, "more than one choice in five differs"
 
 
+POOLS = PooledIndexer(3, 64, pool=2, most_pools=2, eps=1e-6, rotation=Rotation(), pool_rotation=Rotation())
+
+
 def test_both_sides_choose_the_same_pools(tmp_path: Path) -> None:
     own = pooled(2)
     layers = Layers(MLA, tmp_path, Chosen(own.most, own), Chosen(own.most))
@@ -171,12 +177,16 @@ def test_both_sides_choose_the_same_pools(tmp_path: Path) -> None:
     assert (errors < 0.03).mean() > 0.8, "more than one choice in five differs"
 
 
-@pytest.mark.parametrize("own", [indexer(), pooled(2)], ids=["positions", "pools"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8", "fp8"])
+@pytest.mark.parametrize(
+    ("attention", "own"),
+    [(MLA, indexer()), (MLA, pooled(2)), (GQA, POOLS)],
+    ids=["positions", "gated pools", "pools"],
+)
 def test_keys_of_any_type_choose_the_same_positions_within_rounding(
-    dtype: str, own: Indexer | GatedPoolIndexer, tmp_path: Path
+    attention: Gqa | Mla, own: Indexer | GatedPoolIndexer | PooledIndexer, dtype: str, tmp_path: Path
 ) -> None:
-    layers = Layers(MLA, tmp_path, Chosen(own.most, own), Chosen(own.most))
+    layers = Layers(attention, tmp_path, Chosen(own.most, own), Chosen(own.most))
     exact, rounded = (np.concatenate(layers.on_cpu(kind)) for kind in ("float32", dtype))
     errors = np.linalg.norm(rounded - exact, axis=1) / np.linalg.norm(exact, axis=1)
     assert (errors < 0.1).mean() > 0.8, "more than one choice in five differs"

@@ -69,7 +69,7 @@ class Reference:
         return cls(config, layers)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """Of a checkpoint that transformers writes."""
+        """Tensors of a checkpoint as transformers writes it."""
         found: dict[str, npt.NDArray[Any]] = {}
         for layer, module in zip(LAYERS, self.layers, strict=True):
             state = {f"model.layers.{layer}.ple.{name}": value for name, value in module.state_dict().items()}

@@ -84,6 +84,7 @@ def test_every_alias_sets_its_option_or_names_the_reason(
         ("--disable-radix-cache --random-seed 7", {"enable_prefix_caching": False, "seed": 7}),
         ("--moe-cache-mib 512 -rtr -fmoe", {"moe_cache_mib": 512}),
         ("-m /model -b 2048 -ub 1024", {"model": "/model", "max_num_batched_tokens": 1024}),
+        ("-mm /mmproj.gguf", {"mmproj": "/mmproj.gguf"}),
         ("--model_path /m --cpu_infer 33 --chunk_size=256", {"model": "/m", "cpu_threads": 33,
                                                               "max_num_batched_tokens": 256}),
         ("--max_batch_size 4 --cache_lens 32768 --backend_type balance_serve --page_size 256",

@@ -29,6 +29,11 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     "qwen3_vl_moe": {
         "head_dim": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [12, 10, 10]},
     },
+    # Tokens of pictures have experts of another size, some of them in slots.
+    "ernie4_5_vl_moe": {
+        "head_dim": 64, "moe_intermediate_size": [32, 16], "mlp_layer_types": ["sparse"] * 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [12, 12, 8]},
+    },
     # Tokens of a picture attend to one another in layers with a window.
     "gemma4_26b_a4b": {"head_dim": 64, "global_head_dim": 128, "num_hidden_layers": 4, "layer_types": None},
 }  # fmt: skip
@@ -54,15 +59,17 @@ def test_a_device_sees_what_the_cpu_sees(
     write_picture_model(tmp_path, name, seed=1, dtype="bfloat16", **SIZES[name])
     encoder, (before, after) = encoder_of(tmp_path), FAMILIES[name].around
     bidirectional = has_bidirectional_pictures(read_config(tmp_path).layers)
-    pictures = [encoder.prepared(picture(*size, n)) for n, size in enumerate([(40, 33), (33, 22), (22, 50)])]
-    rows = [encoder.encoded(each) for each in pictures]
+    sizes = enumerate([(40, 33), (33, 22), (22, 50)])
+    pictures = [encoder.picture(encoder.prepared(picture(*size, n))) for n, size in sizes]
 
     def prompt(text: str, *which: int) -> tuple[list[int], PromptMedia | None]:
         for number in which:
             text = text.replace("[]", f"{before}{pictures[number].text}{after}", 1)
         ids = encoder.tokenizer(text)["input_ids"]
-        own = [pictures[number] for number in which]
-        return ids, encoder.placed(ids, own, [rows[number] for number in which]) if which else None
+        if not which:
+            return ids, None
+        placed = encoder.placed(ids, [pictures[number] for number in which])
+        return list(placed.token_ids), placed.media
 
     last = prompt("one [] ?", 1) if bidirectional else prompt("two [] [] ?", 1, 2)
     prompts = [prompt("a []", 0), prompt("no picture"), last]

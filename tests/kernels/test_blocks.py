@@ -197,6 +197,40 @@ def test_hyper_connections_join_blocks_with_several_streams() -> None:
         assert all(np.array_equal(other, results[0]) for other in results[1:])
 
 
+def test_gates_of_streams_do_not_depend_on_the_tokens_at_once() -> None:
+    """More tokens than have their gates computed together; what they compute, transformers judges in whole models."""
+    rng, streams, rank = np.random.default_rng(10), 3, 7
+    norms = rng.uniform(0.5, 1.5, (2, streams * H)).astype(np.float32)
+    shapes = {"down": (rank, streams * H), "up": (streams * H, rank), "inject": (streams, streams * H)}
+    drawn = {part: rng.standard_normal(shape, np.float32) for part, shape in shapes.items()}
+    weights, norm = matrices(rng), np.ones(H, np.float32)
+    hidden = rng.standard_normal((300, H)).astype(np.float32)
+    results = []
+    for threads, step in ((1, 300), (3, 300), (2, 7)):
+        pool = ops.ThreadPool(threads)
+        packed = {
+            part: ops.PackedMatrix(pool, [WeightMatrix(each, "f32", each.shape[1])])
+            for part, each in drawn.items()
+        }
+        given: dict[str, Any] = {"num_streams": streams, "eps": 1e-6}
+        ends = {part: packed[part] for part in ("down", "up")}
+        decoder = ops.Decoder(
+            [
+                ops.DenseFfn(pool, norm_weight=norm, **feed_forward(pool, weights), eps=1e-6),
+                ops.HyperConnection(pool, norm=norms[0].copy(), **packed, **given, over=1),
+                ops.StreamHead(pool, norm=norms[1].copy(), **ends, **given),
+            ]
+        )
+        got = []
+        for t in range(0, len(hidden), step):
+            rows = hidden[t : t + step].copy()
+            decoder.forward(rows, batch_of(len(rows)), ops.StateCache([[]], 2, 16), None)
+            got.append(rows)
+        results.append(np.concatenate(got))
+    assert np.abs(results[0]).max() > 0.1
+    assert all(np.array_equal(other, results[0]) for other in results[1:])
+
+
 def test_blocks_beside_several_streams_are_refused() -> None:
     rng, pool = np.random.default_rng(9), ops.ThreadPool(1)
     dense = ops.DenseFfn(

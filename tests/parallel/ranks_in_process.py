@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from twofold import _core
 from twofold.api.config import EngineConfig
+from twofold.api.media import PromptMedia
 from twofold.api.parallel_config import ParallelConfig
-from twofold.api.types import Chunk, SamplingParams
+from twofold.api.types import Chunk, GenerationRequest, SamplingParams
 from twofold.engine import Engine
 from twofold.experts.spread import RankShare
 from twofold.models import open_model_files
+from twofold.models.registry import read_config
 from twofold.parallel.worker import Worker
 
 PROMPT = (3, 7, 12, 5, 40, 41, 9, 3, 7, 12, 5)
@@ -51,7 +53,9 @@ class RanksInProcess:
 def answered(
     config: EngineConfig, share: RankShare | None, num_tokens: int = 8
 ) -> tuple[list[int], list[float]]:
-    """Tokens of a greedy answer to PROMPT, and the log probability of each."""
+    """Tokens of a greedy answer to PROMPT, and the log probability of each. Where the model has experts of pictures,
+    some of the prompt's tokens have these."""
+    media = PromptMedia((), routed=((2, 7),)) if read_config(config.model).routed.second_half else None
     engine = Engine.load(config, share=share)
     tokens: list[int] = []
     chances: list[float] = []
@@ -62,7 +66,9 @@ def answered(
 
     try:
         sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logprobs=0)
-        engine.generate(PROMPT, sampling, take)
+        engine.submit(GenerationRequest(PROMPT, sampling, take, "", media=media))
+        while engine.step():
+            pass
     finally:
         engine.close()
     return tokens, chances

@@ -16,8 +16,8 @@ def sequence(prompt: list[int], answer: list[int], num_computed: int) -> Sequenc
 def test_a_token_comes_with_those_before_it_and_a_prompt_is_read_ahead_of() -> None:
     decoding = ScheduledSequence(sequence([1, 2, 3], [4, 5], 4), 3, samples=True, drafts=(6, 7))
     begins = ScheduledSequence(sequence([11, 12, 13, 14, 15], [], 0), 2, samples=False)
-    goes_on = ScheduledSequence(sequence([21, 22, 23, 24], [], 1), 2, samples=False)
-    steps = (decoding, begins, goes_on)
+    prefilling = ScheduledSequence(sequence([21, 22, 23, 24], [], 1), 2, samples=False)
+    steps = (decoding, begins, prefilling)
     ids = ids_of(steps, 3)
     assert ids is not None
     np.testing.assert_array_equal(

@@ -17,6 +17,7 @@ import numpy as np
 from twofold.blocks.biased_experts import BiasedExperts
 from twofold.blocks.block import ModelPart
 from twofold.blocks.experts import RoutedExperts
+from twofold.blocks.picture_experts import PictureExperts
 from twofold.models.config import GenerationDefaults, ModelConfig
 from twofold.models.config_json import architecture_name
 from twofold.models.keys import ALSO
@@ -75,7 +76,7 @@ class Row:
     bias_in_rows: bool = False
     """Whether checkpoints hold the router's bias as a matrix of one row."""
     images_inner: int = 0
-    """Intermediate size of experts of images beside those of text; 0: there are none."""
+    """Intermediate size of experts of pictures beside those of text; 0: there are none."""
     left_out: tuple[str, int] | None = None
     """(name, size) of a tensor of a part that is not run."""
     small_embedding: bool = False
@@ -131,8 +132,8 @@ class TinyFamily(TinyModel):
         """The same model, of which a token goes to all experts there are, and attends to all positions."""
         if self.row.model_type == "llama4_text":  # a token has one expert
             return replace(self, num_experts=1)
-        most = ("index_topk", "index_topk_blocks")
-        all_positions = {key: 1000 for key in most if key in self.settings}
+        most = ("index_topk", "index_topk_blocks", "indexer_budget")
+        all_positions = {key: 1020 for key in most if key in self.settings}
         return replace(self.changed(**self._one_group(), **all_positions), top_k=self.num_experts)
 
     def text_config(self) -> dict[str, Any]:
@@ -208,8 +209,6 @@ class TinyFamily(TinyModel):
         if self.row.left_out is not None:
             name, size = self.row.left_out
             found.setdefault(name, np.ones(size, np.float32))
-        if self.row.images_inner:
-            found |= self._experts_of_images(found)
         if not self.nested:
             return found
         ours, theirs = self.row.prefix
@@ -218,19 +217,6 @@ class TinyFamily(TinyModel):
             for name, values in found.items()
         }
         return text | {self.row.vision_tensor: np.ones(self.hidden_size, np.float32)}
-
-    def _experts_of_images(self, found: Mapping[str, F32]) -> dict[str, F32]:
-        """ERNIE-4.5-VL's experts of images, after those of text, and their gate."""
-        inner, images = self.row.images_inner, {}
-        for name, values in found.items():
-            if name.endswith(".mlp.gate.weight"):
-                images[f"{name}_1"] = values
-            elif ".mlp.experts." in name:
-                head, _, rest = name.partition(".experts.")
-                expert, _, part = rest.partition(".")
-                cut = values[:inner] if values.shape[1] == self.hidden_size else values[:, :inner]
-                images[f"{head}.experts.{self.num_experts + int(expert)}.{part}"] = np.ascontiguousarray(cut)
-        return images
 
     def published(self, name: str) -> str:
         if (mtp := self.parsed.mtp) is not None:
@@ -301,6 +287,10 @@ class _Drawn:
 
     def tensors(self, found: HasTensor) -> Iterator[tuple[str, F32]]:
         """(name, values) of those that `found` says a checkpoint has."""
+        if isinstance(self.part, PictureExperts):
+            for own in (self.part.text, self.part.pictures):
+                yield from self._experts(own, found)
+            return
         if isinstance(self.part, RoutedExperts):
             yield from self._experts(self.part, found)
             return
@@ -318,7 +308,7 @@ class _Drawn:
             return draw(spread=1.0 if role == "sinks" else 0.2, mean=usual if mean is None else mean)
         if len(spec.shape) == 3:  # taps of a convolution
             return draw(spread=0.6)
-        columns = min(spec.shape) if getattr(self.part, "of_images", False) else spec.shape[-1]
+        columns = min(spec.shape) if getattr(self.part, "published", False) else spec.shape[-1]
         if role == "table":
             return draw(spread=columns**-0.5 if self.model.row.small_embedding else 1.0)
         gain = _GAINS.get(self.part.kind, 1.0)
@@ -337,9 +327,8 @@ class _Drawn:
 
         # Not by the names in a checkpoint: experts are the same in every layout.
         def draw(part: str, *shape: int, spread: float) -> F32:
-            return drawn(
-                self.model.seed, f"model.layers.{block.layer}.mlp.experts.{part}", shape, spread=spread
-            )
+            name = f"model.layers.{block.layer}.{'pictures' if block.first else 'mlp'}.experts.{part}"
+            return drawn(self.model.seed, name, shape, spread=spread)
 
         three = {part: draw(part, *shape, spread=gain / shape[-1] ** 0.5) for part, shape in shapes.items()}
         if self.model.mxfp4:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import gguf
 from twofold.blocks.ngram_input import NgramTables
 
 from tests.tiny_models.family import TinyFamily
@@ -248,6 +247,8 @@ def _add_delta(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> Non
 
 def _add_qwen4(model: TinyFamily, writer: Any, config: Mapping[str, Any]) -> None:
     """Keys by their text: the package does not know the architecture."""
+    import gguf
+
     _add_delta(model, writer, config)
     ratios = [config["indexer_compress_ratio"] * ("linear" not in kind) for kind in config["layer_types"]]
     ratios += [0] * (model.num_gguf_layers - model.num_layers)  # llama.cpp's MTP layer attends to everything

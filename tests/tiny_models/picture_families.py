@@ -151,6 +151,25 @@ FAMILIES: Final[Mapping[str, PictureFamily]] = {
         },
         "Glm4vProcessor", "Glm4vImageProcessor", _PATCHES, ("<|begin_of_image|>", "<|end_of_image|>"),
     ),
+    "ernie4_5_vl_moe": PictureFamily(
+        {
+            **_DENSE, "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": [32, 20], "moe_num_shared_experts": 1,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], **_rope([3, 3, 2]),
+        },
+        {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4},
+        {
+            "image_start_token_id": "<|IMAGE_START|>", "image_end_token_id": "<|IMAGE_END|>",
+            "image_token_id": "<|IMAGE_PLACEHOLDER|>", "video_start_token_id": "<|VIDEO_START|>",
+            "video_end_token_id": "<|VIDEO_END|>", "video_token_id": "<|VIDEO_PLACEHOLDER|>",
+        },
+        "Ernie4_5_VLMoeProcessor", "Ernie4_5_VLMoeImageProcessor", {**_PATCHES, "temporal_patch_size": 1},
+        ("<|IMAGE_START|>", "<|IMAGE_END|>"),
+        named={
+            f"{kind}{part}_token": f"<|{kind.upper()}_{name}|>"
+            for kind in ("image", "video")
+            for part, name in (("", "PLACEHOLDER"), ("_start", "START"), ("_end", "END"))
+        },
+    ),
     "gemma3": PictureFamily(
         {
             **_DENSE, "sliding_window": 9, "query_pre_attn_scalar": 16,

@@ -344,7 +344,7 @@ MULTIMODAL: Final = {
     "ernie4_5_vl_moe": _of(
         "Ernie4_5_VLMoeForConditionalGeneration",
         Row("ernie4_5_vl_moe_text", outer="ernie4_5_vl_moe", renamed=(), prefix=("model.", "model."),
-            vision_tensor="vision_model.ln.bias", images_inner=12,
+            vision_tensor="vision_model.ln.bias", images_inner=12, stored={"separate": (r"mlp\.experts\.\d",)},
             keys={"num_experts": "moe_num_experts", "moe_intermediate_size": "", "head_dim": "", **_NO_BIAS}),
         nested=True, hidden_size=64, top_k=4, moe_num_shared_experts=2,
         mlp_layer_types=["dense", "sparse", "sparse"], **_sections(3, 3, 2),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
+from twofold.api.errors import RequestError
 from twofold.api.media import MediaRows, MediaSpan, PromptMedia
 from twofold.api.types import GenerationRequest, SamplingParams, TokenLogprob
 from twofold.engine import Engine
@@ -106,3 +107,13 @@ def test_the_prefix_cache_changes_no_bit(folder: Path, settings: dict[str, Any])
         engine.close()
     assert alone == expected
     assert together == expected
+
+
+def test_a_device_refuses_pictures_that_are_longer_than_its_step(folder: Path) -> None:
+    engine = engine_of(folder, max_num_batched_tokens=5)
+    try:
+        engine.info = replace(engine.info, accelerator="cuda")
+        with pytest.raises(RequestError, match=r"of 11 tokens .* holds 5 \(--max-num-batched-tokens\)"):
+            answers(engine, PROMPTS[2:3])
+    finally:
+        engine.close()

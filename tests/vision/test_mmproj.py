@@ -5,21 +5,39 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from twofold.api.config import EngineConfig
 from twofold.api.errors import ModelLoadError
-from twofold.vision.encoder import PictureEncoder, PreparedPicture
+from twofold.api.media import PromptMedia
+from twofold.api.picture_config import PictureConfig
+from twofold.api.types import GenerationRequest, SamplingParams, TokenLogprob
+from twofold.engine import Engine
+from twofold.models import open_model_files
+from twofold.models.picture_encoder import encoder_elements, find_projector
+from twofold.tools.cli.main import main
+from twofold.vision.encoded import EncodedPicture, PlacedPrompt
+from twofold.vision.encoder import PictureEncoder
+from twofold.vision.loading import open_encoder
 from twofold.vision.mmproj import projector_checkpoint
-from twofold.vision.source import find_projector
+from twofold.vision.source import picture_source
 
 from tests.models.transformers_runs import one_torch_thread
-from tests.tiny_models.gguf import damaged, gguf_bytes, gguf_parts, with_strange_metadata
+from tests.tiny_models.gguf import (
+    damaged,
+    gguf_bytes,
+    gguf_parts,
+    with_strange_metadata,
+    write_tiny_gguf,
+)
 from tests.tiny_models.mmproj import write_projector, write_text_header
 from tests.tiny_models.pictures import FAMILIES, encoder_of, picture, write_picture_model
+from tests.tiny_models.table import EXAMPLES
+from tests.tiny_models.writing import write_tiny_model
 
 __all__ = ["one_torch_thread"]  # a fixture
 
@@ -72,28 +90,29 @@ def test_rows_and_places_are_those_of_the_checkpoint(
         for each, settings in ((files.reference, files.settings()), (encoder, _limits(files)))
     )
     assert [each.text for each in ours] == [each.text for each in theirs]
-    expected = [files.reference.encoded(each) for each in theirs]
-    rows = [encoder.encoded(each) for each in ours]
-    for one, other in zip(rows, expected, strict=True):
+    expected = [files.reference.picture(each) for each in theirs]
+    made = [encoder.picture(each) for each in ours]
+    for one, other in zip((each.media for each in made), (each.media for each in expected), strict=True):
         assert_close(one.rows, other.rows, tolerance)
         assert (one.deep is None) == (other.deep is None)
         if one.deep is not None and other.deep is not None:
             assert_close(one.deep, other.deep, tolerance)
-    text = _prompt(files, ours)
+    text = _prompt(files, made)
     ids: list[int] = encoder.tokenizer(text)["input_ids"]
     assert ids == files.reference.tokenizer(text)["input_ids"]
-    placed, known = encoder.placed(ids, ours, rows), files.reference.placed(ids, theirs, expected)
-    assert [(span.begin, span.count) for span in placed.spans] == [
-        (span.begin, span.count) for span in known.spans
+    placed, known = encoder.placed(ids, made), files.reference.placed(ids, expected)
+    assert placed.token_ids == known.token_ids
+    assert [(span.begin, span.count) for span in placed.media.spans] == [
+        (span.begin, span.count) for span in known.media.spans
     ]
-    np.testing.assert_equal(placed.rotations, known.rotations)
+    np.testing.assert_equal(placed.media.rotations, known.media.rotations)
 
 
 def _limits(files: Files) -> dict[str, Any]:
     return files.settings() if files.family == "gemma4_e2b" else {}
 
 
-def _prompt(files: Files, pictures: list[PreparedPicture]) -> str:
+def _prompt(files: Files, pictures: list[EncodedPicture]) -> str:
     before, after = FAMILIES[files.family].around
     return " and ".join(f"{before}{each.text}{after}" for each in pictures)
 
@@ -228,6 +247,64 @@ def test_damaged_projectors_are_refused_or_read(qwen: Files, tmp_path: Path, cou
     assert count / 20 < num_read < count * 0.95
 
 
+def with_picture_tokens(writer: Any) -> None:
+    """Tokens for pictures in a tiny text's GGUF file, as `write_picture_model` numbers them."""
+    fields = writer.kv_data[0]
+    further = list(FAMILIES["qwen3_vl_moe"].tokens.values())
+    tokens = fields.pop("tokenizer.ggml.tokens").value
+    kinds = fields.pop("tokenizer.ggml.token_type").value
+    writer.add_token_list([*tokens, *further])
+    writer.add_token_types([*kinds, *[3] * len(further)])
+
+
+def answer_of(model: Path, prompt: PlacedPrompt) -> list[TokenLogprob]:
+    found: list[TokenLogprob] = []
+    engine = Engine.load(EngineConfig(model=str(model), accelerator="none", max_total_tokens=256))
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True, logprobs=0)
+    engine.submit(
+        GenerationRequest(
+            prompt.token_ids, sampling, lambda chunk: found.extend(chunk.logprobs), "", media=prompt.media
+        )
+    )
+    while engine.step():
+        pass
+    engine.close()
+    return found
+
+
+def test_an_engine_reads_gguf_files_with_pictures_and_what_is_made_of_them(
+    qwen: Files, tmp_path: Path
+) -> None:
+    """Its answers are those of a directory with the same weights and the rows of its encoder."""
+    text = EXAMPLES["qwen3_vl_moe"].resized(hidden_size=64, num_layers=3)
+    (tmp_path / "whole").mkdir()
+    write_tiny_model(tmp_path / "directory", text)
+    whole = write_tiny_gguf(tmp_path / "whole/text.gguf", text.twin, edit=with_picture_tokens)
+    write_projector(tmp_path / "whole/mmproj.gguf", qwen.folder, qwen.family)
+    assert main(["pack", str(whole), str(tmp_path / "packed")]) == 0
+    (before, after), shown = FAMILIES[qwen.family].around, picture(40, 33)
+
+    def asked(encoder: PictureEncoder, settings: dict[str, Any]) -> PlacedPrompt:
+        made = encoder.picture(encoder.prepared(shown, settings))
+        return encoder.placed(encoder.tokenizer(f"see {before}{made.text}{after}")["input_ids"], [made])
+
+    known = asked(qwen.reference, qwen.settings())
+    expected = answer_of(tmp_path / "directory", known)
+    unseen = answer_of(tmp_path / "directory", replace(known, media=PromptMedia(())))
+    assert [token.token_id for token in unseen] != [token.token_id for token in expected]
+    for model in (whole, tmp_path / "packed"):
+        files = open_model_files(model)
+        source = picture_source(PictureConfig(), model, files, threads=1)
+        assert source is not None
+        assert source.projector == model.with_name("mmproj.gguf") or source.projector == model / "mmproj.gguf"
+        assert encoder_elements(files.config, files.tensors) > 0
+        prompt = asked(open_encoder(source.model, source.projector, "cpu"), {})
+        assert prompt.token_ids == known.token_ids
+        for token, other in zip(answer_of(model, prompt), expected, strict=True):
+            assert token.token_id == other.token_id
+            assert abs(token.logprob - other.logprob) < 1e-3
+
+
 def test_the_projector_beside_a_model_is_found(tmp_path: Path) -> None:
     model = tmp_path / "M-Q4_K_M.gguf"
     model.write_bytes(b"")
@@ -246,6 +323,6 @@ def test_the_projector_beside_a_model_is_found(tmp_path: Path) -> None:
     for other in ("mmprojector.gguf", "mmproj.txt", "mmproj-BF16.gguf.part"):
         (tmp_path / other).write_bytes(b"")
     assert find_projector(model) == tmp_path / order[-1]
-    assert find_projector(tmp_path) is None
+    assert find_projector(tmp_path) == tmp_path / order[-1], "a directory made of a GGUF model"
     shutil.rmtree(tmp_path)
     assert find_projector(model) is None

@@ -16,9 +16,11 @@ from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError, RequestError
 from twofold.api.media import PromptMedia
 from twofold.api.types import GenerationRequest, SamplingParams, TokenLogprob
+from twofold.blocks import ops
 from twofold.engine import Engine
-from twofold.models import registry
+from twofold.models import open_model_files, registry
 from twofold.models.registry import Family, family_named
+from twofold.tools.cli.main import main
 from twofold.vision import processor
 from twofold.vision.processor import picture_processor
 
@@ -87,14 +89,15 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             images=images or None,
             return_tensors="pt",
         )
-        pictures = [encoder.prepared(each) for each in images]
+        pictures = [encoder.picture(encoder.prepared(each)) for each in images]
         for each in pictures:
             text = text.replace("[]", family.around[0] + each.text + family.around[1], 1)
         ids: list[int] = encoder.tokenizer(text)["input_ids"]
+        media = None
+        if pictures:
+            placed = encoder.placed(ids, pictures)
+            ids, media = list(placed.token_ids), placed.media
         assert ids == given["input_ids"][0].tolist()
-        media = (
-            encoder.placed(ids, pictures, [encoder.encoded(each) for each in pictures]) if pictures else None
-        )
         given = {name: each.float() if each.is_floating_point() else each for name, each in given.items()}
         with torch.inference_mode(), lower_entries_first():
             whole = model.generate(
@@ -180,6 +183,29 @@ def test_answers_are_those_of_transformers(seen: Seen, settings: dict[str, Any])
         for tokens in answered:
             assert [token.token_id for token in tokens] == prompt.answer
             np.testing.assert_allclose([token.logprob for token in tokens], prompt.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("seen", ["ernie4_5_vl_moe"], indirect=True)
+def test_experts_of_pictures_stay_with_a_model_made_of_this_one(seen: Seen, tmp_path: Path) -> None:
+    assert main(["pack", str(seen.folder), str(tmp_path / "packed")]) == 0
+    engine = engine_of(tmp_path / "packed")
+    try:
+        assert engine.pictures is not None
+        for prompt, tokens in zip((seen.two, seen.text), answers(engine, (seen.two, seen.text)), strict=True):
+            assert [token.token_id for token in tokens] == prompt.answer
+    finally:
+        engine.close()
+    made = tmp_path / "quantised"
+    assert main(["quantize", str(seen.folder), str(made), "--format", "q8_0", "--max-tokens", "0"]) == 0
+    pool = ops.ThreadPool(1)
+    ours, theirs = map(open_model_files, (made, seen.folder))
+    for layer in theirs.config.moe_layers:
+        for expert, expected in zip(ours.expert_weights(layer), theirs.expert_weights(layer), strict=True):
+            for matrix, known in zip(expert, expected, strict=True):
+                values = ops.dequantise(pool, known)
+                np.testing.assert_allclose(
+                    ops.dequantise(pool, matrix), values, atol=np.abs(values).max() / 100
+                )
 
 
 def test_rows_and_positions_outside_the_prompt_are_refused(seen: Seen) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.errors import KernelError, ModelLoadError, RequestError
+from twofold.engine import Engine
 from twofold.models import open_model_files
 from twofold.models.sizing import measure_files
 from twofold.tools.cli.main import main
@@ -109,9 +110,26 @@ def test_an_encoder_of_another_model_is_refused(folder: Path, service: PictureSe
         wrong.close()
 
 
+def test_an_encoder_that_cannot_be_loaded_leaves_no_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Engine] = []
+
+    def refuse(service: PictureService) -> None:
+        raise ModelLoadError("damaged")
+
+    monkeypatch.setattr(PictureService, "load", refuse)
+    monkeypatch.setattr(Engine, "close", lambda engine: closed.append(engine))
+    with pytest.raises(ModelLoadError, match="damaged"):
+        Engine.load(
+            EngineConfig(model=str(folder), accelerator="none", max_total_tokens=64, load_vision=True)
+        )
+    assert len(closed) == 1
+
+
 def test_placing_counts_the_pictures(service: PictureService) -> None:
     made, _ = service.encode(file_of(50, 37), "x")
-    token = service._started().row_tokens[0]
+    token = service._started().tokens.rows[0]
     placed = service.placed([5, token, 6, token, 7], [made, made])
     count = made.runs[0]
     assert [(span.begin, span.count) for span in placed.media.spans] == [(1, count), (2 + count, count)]

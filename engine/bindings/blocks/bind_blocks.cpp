@@ -56,7 +56,15 @@ std::shared_ptr<RouterBlock> make_router(BlockArguments given) {
   };
   const auto eps = given.value<float>("eps");
   const auto shape = given.value<kernels::RouterShape>("shape");
-  return given.own(RouterBlock(Router(given.pool().kernels(), given.pool(), weights, eps, shape)));
+  const auto made = [&](const RouterWeights& of) {
+    return Router(given.pool().kernels(), given.pool(), of, eps, shape);
+  };
+  if (!given.has("pictures_gate")) return given.own(RouterBlock(made(weights)));
+  RouterWeights of_pictures = weights;
+  of_pictures.gate =
+      expect_weight(given.array("pictures_gate"), given.where("pictures_gate").c_str(), gate.rows, gate.cols);
+  of_pictures.bias = given.optional_vector("pictures_bias", gate.rows);
+  return given.own(RouterBlock(made(weights), made(of_pictures)));
 }
 
 GatedFfn make_ffn(BlockArguments& given) {

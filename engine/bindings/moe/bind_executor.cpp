@@ -235,7 +235,7 @@ void bind_executor(py::module_& m) {
           "begin_step",
           [](MoeExecutor& executor, int64_t step, std::vector<int64_t> requests,
              std::vector<int32_t> positions, std::vector<uint8_t> generated, std::vector<uint8_t> verified,
-             bool is_recorded) {
+             bool is_recorded, std::vector<uint8_t> pictures) {
             if (requests.size() != positions.size()) {
               throw std::invalid_argument("begin_step needs one position per request row");
             }
@@ -245,11 +245,11 @@ void bind_executor(py::module_& m) {
                                           std::to_string(requests.size()) + " rows were expected");
             }
             executor.begin_step({step, std::move(requests), std::move(positions), std::move(generated),
-                                 std::move(verified), is_recorded});
+                                 std::move(verified), is_recorded, std::move(pictures)});
           },
           py::arg("step"), py::arg("requests"), py::arg("positions"),
           py::arg("generated") = std::vector<uint8_t>{}, py::arg("verified") = std::vector<uint8_t>{},
-          py::arg("is_recorded") = true)
+          py::arg("is_recorded") = true, py::arg("pictures") = std::vector<uint8_t>{})
       .def("forward", &forward, py::arg("layer"), py::arg("normed").noconvert(), py::arg("ids").noconvert(),
            py::arg("weights").noconvert(), py::arg("hidden").noconvert())
       .def("begin_layer", &begin_layer, py::arg("layer"), py::arg("ids").noconvert(),

@@ -66,8 +66,9 @@ std::shared_ptr<ExpertStore> make_store(int num_experts, int hidden, int interme
                                         const std::vector<LayerNames>& names, bool huge_pages,
                                         const std::string& activation, bool biases,
                                         const std::vector<float>& limits, std::shared_ptr<Ranks> ranks,
-                                        std::vector<uint64_t> holders) {
-  const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
+                                        std::vector<uint64_t> holders, int second_half) {
+  const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases,
+                          second_half};
   return std::make_shared<ExpertStore>(num_experts, shape, formats_of(names, limits), huge_pages,
                                        ExpertSpread{std::move(ranks), std::move(holders)});
 }
@@ -76,9 +77,10 @@ std::shared_ptr<ExpertStore> map_store(int num_experts, int hidden, int intermed
                                        const std::vector<LayerNames>& names,
                                        std::shared_ptr<FileMapping> file, size_t offset,
                                        const std::string& activation, bool biases,
-                                       const std::vector<float>& limits) {
+                                       const std::vector<float>& limits, int second_half) {
   const std::vector<LayerFormats> formats = formats_of(names, limits);
-  const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases};
+  const ExpertShape shape{hidden, intermediate, kernels::expert_activation_named(activation), biases,
+                          second_half};
   const py::gil_scoped_release release;
   return std::make_shared<ExpertStore>(num_experts, shape, formats, std::move(file), offset);
 }
@@ -96,12 +98,13 @@ void put_experts(ExpertStore& store, const PoolView& pool, int layer, int first,
                  const py::sequence& experts) {
   const int count = static_cast<int>(py::len(experts));
   check_experts(store, layer, first, count);
-  const int hidden = store.shape().hidden, intermediate = store.shape().intermediate;
+  const int hidden = store.shape().hidden;
   std::vector<ExpertSource> sources;
   for (int e = 0; e < count; ++e) {
     const py::sequence matrices = experts[size_t(e)];
     if (py::len(matrices) != 3) throw std::invalid_argument("an expert is (gate, up, down)");
     const FfnFormats& formats = store.layout(layer, first + e).formats;
+    const int intermediate = store.layout(layer, first + e).intermediate;
     const std::string name = "expert " + std::to_string(first + e) + ": ";
     sources.push_back({expert_matrix(matrices[0], name + "gate", intermediate, hidden, formats.gate),
                        expert_matrix(matrices[1], name + "up", intermediate, hidden, formats.up),
@@ -164,11 +167,11 @@ void bind_store(py::module_& m) {
       .def(py::init(&make_store), py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
            py::arg("formats"), py::arg("huge_pages") = true, py::arg("activation") = "silu",
            py::arg("biases") = false, py::arg("limits") = std::vector<float>(), py::arg("ranks") = py::none(),
-           py::arg("holders") = std::vector<uint64_t>())
+           py::arg("holders") = std::vector<uint64_t>(), py::arg("second_half") = 0)
       .def_static("from_file", &map_store, py::arg("num_experts"), py::arg("hidden"), py::arg("intermediate"),
                   py::arg("formats"), py::arg("file"), py::arg("offset"), py::arg("activation") = "silu",
                   py::arg("biases") = false, py::arg("limits") = std::vector<float>(),
-                  "Panels that lie in a file.")
+                  py::arg("second_half") = 0, "Panels that lie in a file.")
       .def(
           "copied",
           [](const ExpertStore& store, const PoolView& pool) {

@@ -12,10 +12,11 @@ namespace {
 void expect_fits(const ExpertStore& store, const ExpertPlace& place, int adapter, const LowRank& part) {
   const auto [layer, expert, matrix] = place;
   const LowRank::Shape& shape = part.shape();
-  const int64_t num_rows = matrix == 2 ? store.shape().hidden : store.shape().intermediate;
-  const int64_t columns = matrix == 2 ? store.shape().intermediate : store.shape().hidden;
   const bool exists = layer >= 0 && layer < store.num_layers() && expert >= 0 &&
                       expert < store.num_experts() && matrix >= 0 && matrix <= 2 && adapter >= 0;
+  const int64_t hidden = store.shape().hidden;
+  const int64_t inner = exists ? store.layout(layer, expert).intermediate : store.shape().intermediate;
+  const int64_t num_rows = matrix == 2 ? hidden : inner, columns = matrix == 2 ? inner : hidden;
   if (exists && shape.first_row + shape.rows <= num_rows && shape.columns == columns) return;
   throw std::invalid_argument("an adapter for rows " + std::to_string(shape.first_row) + " to " +
                               std::to_string(shape.first_row + shape.rows) + " of " +

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "host/work_clock.h"
@@ -22,22 +23,56 @@ void expect_routed(const char* block, const RoutedRows& routed, int num_tokens, 
 }  // namespace
 
 void RouterBlock::forward(const float* hidden, float*, StepState& step) {
+  route(hidden, step, step.routed, nullptr, prior_of(step));
+}
+
+void RouterBlock::route(const float* hidden, const StepState& step, RoutedRows& routed, float* logits,
+                        const CachePrior& prior) {
   const int T = step.batch.num_tokens();
-  RoutedRows& routed = step.routed;
   routed.resize(T, hidden_size(), router_.top_k());
-  router_.forward(hidden, routed.normed.data(), routed.ids.data(), routed.weights.data(), nullptr, T,
-                  prior_of(step));
+  if (!of_pictures_) {
+    return router_.forward(hidden, routed.normed.data(), routed.ids.data(), routed.weights.data(), logits, T,
+                           prior);
+  }
+  if (logits != nullptr)
+    std::fill_n(logits, int64_t{T} * num_experts(), std::numeric_limits<float>::lowest());
+  const std::span<const uint8_t> pictures =
+      step.experts == nullptr ? std::span<const uint8_t>{} : step.experts->rows().pictures;
+  if (pictures.empty()) return route_alike(false, hidden, 0, T, routed, logits, prior);
+  for (int first = 0, end = 0; first < T; first = end) {
+    const uint8_t kind = pictures[static_cast<size_t>(first)];
+    while (end < T && pictures[static_cast<size_t>(end)] == kind) ++end;
+    route_alike(kind != 0, hidden, first, end, routed, logits, prior);
+  }
+}
+
+void RouterBlock::route_alike(bool pictures, const float* hidden, int first, int end, RoutedRows& routed,
+                              float* logits, const CachePrior& prior) {
+  Router& router = pictures ? *of_pictures_ : router_;
+  const int64_t H = hidden_size(), K = router.top_k(), E = router_.num_experts(), at = pictures ? E : 0;
+  const int count = end - first;
+  if (logits != nullptr) own_logits_.resize(static_cast<size_t>(count * E));
+  CachePrior own;  // rows of pictures are never generated
+  if (!pictures && prior.prior > 0)
+    own = {prior.prior, prior.resident,
+           prior.rows.subspan(static_cast<size_t>(first), static_cast<size_t>(count))};
+  int32_t* const ids = routed.ids.data() + first * K;
+  router.forward(hidden + first * H, routed.normed.data() + first * H, ids, routed.weights.data() + first * K,
+                 logits == nullptr ? nullptr : own_logits_.data(), count, own);
+  for (int64_t i = 0; i < count * K; ++i) ids[i] += static_cast<int32_t>(at);
+  for (int64_t t = 0; logits != nullptr && t < count; ++t)
+    std::copy_n(own_logits_.data() + t * E, E, logits + (first + t) * num_experts() + at);
 }
 
 CachePrior RouterBlock::prior_of(const StepState& step) {
-  if (step.experts == nullptr || step.experts->cache_prior() == 0 || step.experts->generated_rows().empty())
+  if (step.experts == nullptr || step.experts->cache_prior() == 0 || step.experts->rows().generated.empty())
     return {};
   for (const Block* block : step.ahead) {
     const RoutedExperts* experts = dynamic_cast<const RoutedExperts*>(block);
     if (experts == nullptr) continue;
     const auto residents = step.experts->residents(experts->moe_layer());
     if (residents.empty()) break;
-    return {step.experts->cache_prior(), residents, step.experts->generated_rows()};
+    return {step.experts->cache_prior(), residents, step.experts->rows().generated};
   }
   return {};
 }
@@ -73,10 +108,8 @@ void RoutedExperts::look_ahead_next(const float* hidden, StepState& step) {
   for (Block* block : step.ahead) {
     RouterBlock* next = dynamic_cast<RouterBlock*>(block);
     if (next == nullptr) continue;
-    Router& router = next->router();
-    next_.resize(T, router.hidden_size(), router.top_k());
-    logits_.resize(static_cast<size_t>(T) * static_cast<size_t>(router.num_experts()));
-    router.forward(hidden, next_.normed.data(), next_.ids.data(), next_.weights.data(), logits_.data(), T);
+    logits_.resize(static_cast<size_t>(T) * static_cast<size_t>(next->num_experts()));
+    next->route(hidden, step, next_, logits_.data());
     return step.experts->predict(moe_layer_ + 1, logits_, T);
   }
 }

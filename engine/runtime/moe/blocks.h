@@ -1,5 +1,6 @@
 // The kinds of blocks, each an adapter from an operation to a step's state.
 #pragma once
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -30,17 +31,29 @@ class AttentionBlock : public Block {
 // Computes normed rows and routing for the blocks after it; adds nothing to the sum.
 class RouterBlock final : public Block {
  public:
-  explicit RouterBlock(const Router& router) : router_(router) {}
+  // of_pictures: routes the step's rows of pictures (StepRows) to as many experts after those of `router`; none: all
+  // rows are routed alike.
+  explicit RouterBlock(const Router& router, const std::optional<Router>& of_pictures = std::nullopt)
+      : router_(router), of_pictures_(of_pictures) {}
 
   void forward(const float* hidden, float* sum, StepState& step) override;
+  // Fills `routed` and, unless null, logits [T, num_experts()], the lowest number for experts that a row cannot have.
+  void route(const float* hidden, const StepState& step, RoutedRows& routed, float* logits,
+             const CachePrior& prior = {});
   int hidden_size() const override { return router_.hidden_size(); }
+  int num_experts() const { return router_.num_experts() * (of_pictures_ ? 2 : 1); }
   Router& router() { return router_; }
 
  private:
   // Cache prior of the experts after this router, if the executor prefers residents.
   static CachePrior prior_of(const StepState& step);
+  // route, for rows [first, end) that are all of pictures, or none is.
+  void route_alike(bool pictures, const float* hidden, int first, int end, RoutedRows& routed, float* logits,
+                   const CachePrior& prior);
 
   Router router_;
+  std::optional<Router> of_pictures_;
+  std::vector<float> own_logits_;
 };
 
 // sum += the weighted sum of the chosen experts, wherever the executor runs them. If the executor uses

@@ -17,6 +17,7 @@ struct StepRows {
   std::vector<uint8_t> generated = {};  // per row: generated, not prompt; empty: unknown
   std::vector<uint8_t> verified = {};   // per row: a next token or draft that is verified; empty: none
   bool is_recorded = true;  // false: a drafter's pass, whose routing belongs to no step of the model
+  std::vector<uint8_t> pictures = {};  // per row: routed to experts of pictures; empty: none is
 };
 
 struct EventLog {

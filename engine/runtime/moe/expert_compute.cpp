@@ -29,11 +29,11 @@ void ExpertGroups::assign(const LayerRouting& routing, int num_experts) {
   for (int p = 0; p < num_pairs; ++p) pairs[size_t(counts_[size_t(routing.ids[p])]++)] = p;
 }
 
-PackedFfn& ExpertCompute::ffn_of(int layer) {
+PackedFfn& ExpertCompute::ffn_of(int layer, std::span<const int> experts) {
   const kernels::KernelTable& table = store_.kernels(layer);
   const ExpertShape& shape = store_.shape();
-  return ffns_
-      .try_emplace(&table, table, pool_, shape.hidden, shape.intermediate, rounding_, shape.activation)
+  const int inner = experts.empty() ? shape.intermediate : store_.layout(layer, experts.front()).intermediate;
+  return ffns_.try_emplace({&table, inner}, table, pool_, shape.hidden, inner, rounding_, shape.activation)
       .first->second;
 }
 
@@ -56,10 +56,32 @@ void ExpertCompute::open_groups(int layer, std::span<const int> experts,
   if (is_uniform) formats_.resize(std::min<size_t>(formats_.size(), 1));
 }
 
+// A token's experts are of one size, so its outputs are added up in one run.
 void ExpertCompute::run(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                         std::span<const std::byte* const> group_weights, const float* normed, float* hidden) {
+  const auto inner = [&](int group) {
+    return store_.layout(layer, groups.experts[size_t(group)]).intermediate;
+  };
+  int first = 0, end = groups.size();
+  if (store_.shape().second_half != 0)
+    while (end > 1 && inner(end - 1) != inner(0)) --end;
+  if (end == groups.size()) return run_alike(layer, routing, groups, group_weights, normed, hidden);
+  for (; first < groups.size(); first = end, end = groups.size()) {
+    const int row = groups.begin[size_t(first)];
+    alike_.experts.assign(groups.experts.begin() + first, groups.experts.begin() + end);
+    alike_.begin.clear();
+    for (int g = first; g <= end; ++g) alike_.begin.push_back(groups.begin[size_t(g)] - row);
+    alike_.pairs.assign(groups.pairs.begin() + row, groups.pairs.begin() + row + alike_.begin.back());
+    run_alike(layer, routing, alike_, group_weights.subspan(size_t(first), size_t(end - first)), normed,
+              hidden);
+  }
+}
+
+void ExpertCompute::run_alike(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+                              std::span<const std::byte* const> group_weights, const float* normed,
+                              float* hidden) {
   if (store_.ranks() != nullptr) return run_over_ranks(layer, routing, groups, normed, hidden);
-  PackedFfn& ffn = ffn_of(layer);
+  PackedFfn& ffn = ffn_of(layer, groups.experts);
   open_groups(layer, groups.experts, group_weights);
   ffn.run(formats_,
           {.groups = panels_,
@@ -75,7 +97,7 @@ void ExpertCompute::run(int layer, const LayerRouting& routing, const ExpertGrou
 void ExpertCompute::run_over_ranks(int layer, const LayerRouting& routing, const ExpertGroups& groups,
                                    const float* normed, float* hidden) {
   Ranks& ranks = *store_.ranks();
-  PackedFfn& ffn = ffn_of(layer);
+  PackedFfn& ffn = ffn_of(layer, groups.experts);
   const int H = ffn.hidden();
   of_ranks_.resize(size_t(ranks.size()));
   divide_groups(store_, layer, groups, of_ranks_);
@@ -117,7 +139,7 @@ void ExpertCompute::run_over_ranks(int layer, const LayerRouting& routing, const
 
 std::span<const float> ExpertCompute::run_job(std::span<const int32_t> job, const float* rows) {
   const ExpertJob read = read_job(job, store_);
-  PackedFfn& ffn = ffn_of(read.layer);
+  PackedFfn& ffn = ffn_of(read.layer, read.experts);
   const int H = ffn.hidden();
   open_groups(read.layer, read.experts);
   outputs_.resize(read.pairs.size() * size_t(H));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "host/thread_pool.h"
@@ -31,17 +32,23 @@ class ExpertCompute {
   std::span<const float> run_job(std::span<const int32_t> job, const float* rows);
 
  private:
-  PackedFfn& ffn_of(int layer);
+  // The feed-forward of these experts, which have one size.
+  PackedFfn& ffn_of(int layer, std::span<const int> experts);
   // Sets panels_ and formats_ of the groups of a layer. weights: as group_weights; empty: the store's.
   void open_groups(int layer, std::span<const int> experts, std::span<const std::byte* const> weights = {});
-  // run, where ranks share the experts.
+  // run, of experts of one size.
+  void run_alike(int layer, const LayerRouting& routing, const ExpertGroups& groups,
+                 std::span<const std::byte* const> group_weights, const float* normed, float* hidden);
+  // run_alike, where ranks share the experts.
   void run_over_ranks(int layer, const LayerRouting& routing, const ExpertGroups& groups, const float* normed,
                       float* hidden);
 
   ThreadPool& pool_;
   const ExpertStore& store_;
   kernels::Rounding rounding_;
-  std::map<const kernels::KernelTable*, PackedFfn> ffns_;  // one per level: layers share buffers and plans
+  // One per level and size: layers share buffers and plans.
+  std::map<std::pair<const kernels::KernelTable*, int>, PackedFfn> ffns_;
+  ExpertGroups alike_;  // a layer's groups of one size, where there are two
   std::vector<FfnPanels> panels_;
   std::vector<FfnFormats> formats_;  // as PackedFfn::run takes them
   std::vector<RankGroups> of_ranks_;

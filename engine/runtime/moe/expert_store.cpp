@@ -15,15 +15,16 @@ constexpr int64_t kPackPanels = 16;
 
 }  // namespace
 
-ExpertLayout::ExpertLayout(const ExpertShape& shape, const FfnFormats& f) : formats(f) {
-  up_offset = size_t(kernels::packed_bytes(f.gate, shape.intermediate, shape.hidden));
-  down_offset = up_offset + size_t(kernels::packed_bytes(f.up, shape.intermediate, shape.hidden));
-  bytes = down_offset + size_t(kernels::packed_bytes(f.down, shape.hidden, shape.intermediate));
+ExpertLayout::ExpertLayout(const ExpertShape& shape, const FfnFormats& f, int inner)
+    : formats(f), intermediate(inner) {
+  up_offset = size_t(kernels::packed_bytes(f.gate, inner, shape.hidden));
+  down_offset = up_offset + size_t(kernels::packed_bytes(f.up, inner, shape.hidden));
+  bytes = down_offset + size_t(kernels::packed_bytes(f.down, shape.hidden, inner));
   if (!shape.biases) return;
   bias_offset = bytes;
-  up_bias = kernels::up_bias_at(shape.intermediate);
-  down_bias = kernels::down_bias_at(shape.intermediate);
-  bytes += size_t(kernels::expert_bias_bytes(shape.hidden, shape.intermediate));
+  up_bias = kernels::up_bias_at(inner);
+  down_bias = kernels::down_bias_at(inner);
+  bytes += size_t(kernels::expert_bias_bytes(shape.hidden, inner));
 }
 
 ExpertStore::ExpertStore(int num_experts, ExpertShape shape, std::span<const LayerFormats> formats,
@@ -87,6 +88,11 @@ void ExpertStore::lay_out(std::span<const LayerFormats> formats) {
         std::to_string(num_experts_) + ", " + std::to_string(shape_.hidden) + ", " +
         std::to_string(shape_.intermediate));
   }
+  if (shape_.second_half < 0 || (shape_.second_half > 0 && (num_experts_ % 2 != 0 || shape_.biases))) {
+    throw std::invalid_argument("a second half of " + std::to_string(num_experts_) + " experts with " +
+                                std::to_string(shape_.second_half) +
+                                " intermediate units; an even number of experts without biases was expected");
+  }
   for (size_t layer = 0; layer < formats.size(); ++layer) {
     const LayerFormats& of_layer = formats[layer];
     if (of_layer.size() != 1 && of_layer.size() != size_t(num_experts_)) {
@@ -97,7 +103,8 @@ void ExpertStore::lay_out(std::span<const LayerFormats> formats) {
     kernels_.push_back(nullptr);
     layer_begins_.push_back(allocated_bytes_);
     for (int expert = 0; expert < num_experts_; ++expert) {
-      Cell at{layout_of(of_layer[of_layer.size() == 1 ? 0 : size_t(expert)]), kAbsent};
+      const int inner = expert < shape_.num_first(num_experts_) ? shape_.intermediate : shape_.second_half;
+      Cell at{layout_of(of_layer[of_layer.size() == 1 ? 0 : size_t(expert)], inner), kAbsent};
       if (ranks() == nullptr || (holders(int(layer), expert) >> ranks()->rank() & 1) != 0) {
         at.offset = allocated_bytes_;
         allocated_bytes_ += round_up(layouts_[at.layout].bytes, kCacheLine);
@@ -108,10 +115,12 @@ void ExpertStore::lay_out(std::span<const LayerFormats> formats) {
   layer_begins_.push_back(allocated_bytes_);
 }
 
-size_t ExpertStore::layout_of(const FfnFormats& formats) {
+size_t ExpertStore::layout_of(const FfnFormats& formats, int intermediate) {
   size_t at = 0;
-  while (at < layouts_.size() && layouts_[at].formats != formats) ++at;
-  if (at == layouts_.size()) layouts_.emplace_back(shape_, formats);
+  while (at < layouts_.size() &&
+         (layouts_[at].formats != formats || layouts_[at].intermediate != intermediate))
+    ++at;
+  if (at == layouts_.size()) layouts_.emplace_back(shape_, formats, intermediate);
   return at;
 }
 
@@ -125,12 +134,11 @@ void ExpertStore::fill(ThreadPool& pool, int layer, std::span<const int> experts
   for (const int expert : experts) {
     const ExpertLayout& its = layout(layer, expert);
     const size_t begin = cell(layer, expert).offset;
-    const int64_t inner = kernels::num_panels(shape_.intermediate),
-                  outer = kernels::num_panels(shape_.hidden);
+    const int64_t inner = kernels::num_panels(its.intermediate), outer = kernels::num_panels(shape_.hidden);
     matrices.push_back({begin, inner, kernels::panel_bytes(its.formats.gate, shape_.hidden)});
     matrices.push_back({begin + its.up_offset, inner, kernels::panel_bytes(its.formats.up, shape_.hidden)});
     matrices.push_back(
-        {begin + its.down_offset, outer, kernels::panel_bytes(its.formats.down, shape_.intermediate)});
+        {begin + its.down_offset, outer, kernels::panel_bytes(its.formats.down, its.intermediate)});
   }
   PanelPieces pieces;
   for (int item = 0; item < int(matrices.size()); ++item) {
@@ -188,8 +196,9 @@ size_t ExpertStore::mean_expert_bytes() const {
   size_t largest = 0;
   for (int layer = 0; layer < num_layers(); ++layer) {
     size_t total = 0;
-    for (int expert = 0; expert < num_experts_; ++expert) total += layout(layer, expert).bytes;
-    largest = std::max(largest, total / size_t(num_experts_));
+    const int count = shape_.num_first(num_experts_);
+    for (int expert = 0; expert < count; ++expert) total += layout(layer, expert).bytes;
+    largest = std::max(largest, total / size_t(count));
   }
   return largest;
 }

@@ -22,7 +22,11 @@ struct ExpertShape {
   int intermediate;  // rows of gate and up
   kernels::ExpertActivation activation = kernels::ExpertActivation::kSilu;
   bool biases = false;  // of gate, up and down
+  int second_half = 0;  // rows of gate and up of the second half of a layer's experts; 0: as the first half's
 
+  // Number of experts of the first size.
+  int num_first(int num_experts) const { return second_half == 0 ? num_experts : num_experts / 2; }
+  // One of the first half's.
   double flops_per_token() const { return 6.0 * hidden * intermediate; }
 };
 
@@ -32,11 +36,13 @@ using LayerFormats = std::vector<FfnFormats>;
 // Byte offsets of an expert's matrices: gate first.
 struct ExpertLayout {
   FfnFormats formats;
+  int intermediate;  // rows of gate and up
   size_t up_offset, down_offset;
   size_t bias_offset = 0;  // of float32 (kernels/include/twofold/expert.h); 0: none
   size_t bytes;
 
-  ExpertLayout(const ExpertShape& shape, const FfnFormats& formats);
+  // Biases need `shape.intermediate`.
+  ExpertLayout(const ExpertShape& shape, const FfnFormats& formats, int intermediate);
   FfnPanels panels(const std::byte* expert) const {
     FfnPanels panels{expert, expert + up_offset, expert + down_offset};
     if (bias_offset == 0) return panels;
@@ -65,9 +71,9 @@ struct ExpertSource {
 
 class ExpertStore {
  public:
-  // One entry of `formats` for each layer. Throws std::invalid_argument on sizes below one and on another number of
-  // formats, std::bad_alloc when memory is short. Memory is allocated while experts are put in; `huge_pages` as
-  // PageMemory.
+  // One entry of `formats` for each layer. Throws std::invalid_argument on sizes below one, on another number of
+  // formats, and on halves that cannot be; std::bad_alloc when memory is short. Memory is allocated while experts are
+  // put in; `huge_pages` as PageMemory.
   ExpertStore(int num_experts, ExpertShape shape, std::span<const LayerFormats> formats,
               bool huge_pages = true);
   // The share of spread.ranks->rank(). Throws as above, also where an expert has no holder.
@@ -103,7 +109,7 @@ class ExpertStore {
   uint64_t holders(int layer, int expert) const {
     return spread_.holders[size_t(layer) * size_t(num_experts_) + size_t(expert)];
   }
-  // The same object for experts of the same formats.
+  // The same object for experts of the same formats and size.
   const ExpertLayout& layout(int layer, int expert) const { return layouts_[cell(layer, expert).layout]; }
 
   // The kernels that compute a layer's experts on the CPU; the process's kernels by default. The bytes are the
@@ -119,7 +125,8 @@ class ExpertStore {
   const ExpertShape& shape() const { return shape_; }
   // Bytes of the largest expert: the minimum size of a slot.
   size_t expert_bytes() const;
-  // Mean bytes of the experts of the layer where that is largest: what a cost model counts for one.
+  // Mean bytes of the experts of the layer where that is largest, of its first half where sizes differ: what a cost
+  // model counts for one.
   size_t mean_expert_bytes() const;
   size_t bytes() const;
   // All experts lie in this one range.
@@ -138,7 +145,7 @@ class ExpertStore {
     size_t offset;  // from base_; kAbsent: another rank holds it
   };
   void lay_out(std::span<const LayerFormats> formats);
-  size_t layout_of(const FfnFormats& formats);
+  size_t layout_of(const FfnFormats& formats, int intermediate);
   const Cell& cell(int layer, int expert) const {
     return cells_[size_t(layer) * size_t(num_experts_) + size_t(expert)];
   }

@@ -37,11 +37,13 @@ MoeExecutor::MoeExecutor(ThreadPool& pool, const ExpertStore& store,
 
 void MoeExecutor::begin_step(StepRows rows) {
   rows_ = std::move(rows);
-  if (!rows_.generated.empty() && rows_.generated.size() != rows_.requests.size()) {
-    throw std::invalid_argument(std::to_string(rows_.generated.size()) +
-                                " rows are said to be generated or not, " +
+  const auto expect_rows = [&](const std::vector<uint8_t>& given, const char* what) {
+    if (given.empty() || given.size() == rows_.requests.size()) return;
+    throw std::invalid_argument(std::to_string(given.size()) + " rows are said to be " + what + " or not, " +
                                 std::to_string(rows_.requests.size()) + " rows were expected");
-  }
+  };
+  expect_rows(rows_.generated, "generated");
+  expect_rows(rows_.pictures, "of pictures");
   layer_ = -1;  // an aborted step may have left one
   routing_counts_.begin_step(rows_);
   deferred_.clear();

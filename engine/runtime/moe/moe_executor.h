@@ -80,7 +80,7 @@ class MoeExecutor {
   // For routers: see Accelerator::cache_prior and residents. The prior applies to generated rows only.
   double cache_prior() const { return accelerator_->cache_prior(); }
   std::span<const uint8_t> residents(int layer) { return accelerator_->residents(layer); }
-  std::span<const uint8_t> generated_rows() const { return rows_.generated; }
+  const StepRows& rows() const { return rows_; }
 
   bool needs_look_ahead() const { return accelerator_->needs_look_ahead(); }
   void predict(int layer, std::span<const float> logits, int num_tokens) {

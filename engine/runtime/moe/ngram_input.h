@@ -17,7 +17,7 @@ struct NgramInputParts {
   const float* key_norm;      // [num_streams * hidden size]
   const float* query_norm;    // [num_streams * hidden size]
   const float* conv_norm;     // [num_streams * hidden size]
-  TailConvolution conv;       // of all streams; its tail is the block's record
+  TailConvolution conv;       // over all streams; its tail is the block's record
   float eps;
   int64_t first;  // where the layer's rows begin in the step's
   RecordPlace place;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -19,12 +20,20 @@ namespace {
 
 constexpr int64_t kWays = 8;           // slots of a set
 constexpr int64_t kRowsOfPass = 4096;  // rows that the disk is asked for at once
-constexpr double kReadUs = 2.0;        // of a row in the page cache
+constexpr double kReadUs = 2.0;        // time of a row that the page cache has
 
 // Spreads neighbouring rows over the sets.
 uint64_t mixed(int64_t row) {
   const uint64_t value = static_cast<uint64_t>(row) * 0x9E3779B97F4A7C15u;
   return value ^ (value >> 32);
+}
+
+bool is_finite(const float* row, int64_t count) {
+  constexpr uint32_t kExponent = 0x7F800000;
+  uint32_t wrong = 0;
+  for (int64_t n = 0; n < count; ++n)
+    wrong |= static_cast<uint32_t>((std::bit_cast<uint32_t>(row[n]) & kExponent) == kExponent);
+  return wrong == 0;
 }
 
 }  // namespace
@@ -177,9 +186,7 @@ void RowTable::read_pass(ThreadPool& pool, const int64_t* ids, int64_t num_token
       float* const row = out + i / per_token * ld + i % per_token * columns();
       kernels::dequantise_row(parts_[part].format, found, parts_[part].row_scales(ids[i] - first_rows_[part]),
                               columns(), row);
-      float zero = 0;  // a NaN where a weight is none or infinite
-      for (int64_t n = 0; n < columns(); ++n) zero += row[n] * 0.0f;
-      if (zero != 0) wrong.store(ids[i], std::memory_order_relaxed);
+      if (!is_finite(row, columns())) wrong.store(ids[i], std::memory_order_relaxed);
     }
   });
   if (unread < 0 && wrong < 0) return;

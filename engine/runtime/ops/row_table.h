@@ -68,15 +68,15 @@ class RowTable {
   std::byte* slot(int64_t n) const { return memory_.data() + n * slot_bytes_; }
 
   std::vector<SourceMatrix> parts_;
-  std::vector<Place> places_;        // of each part
-  std::vector<int64_t> first_rows_;  // of each part, then the number of rows
+  std::vector<Place> places_;        // one per part
+  std::vector<int64_t> first_rows_;  // first row per part, then the number of rows
   std::vector<int> descriptors_;
   int64_t row_bytes_ = 0, slot_bytes_ = 0, ways_ = 0;
   PageMemory memory_;
   std::mutex mutex_;  // guards tags_
   std::vector<Tag> tags_;
   std::vector<Fill> fills_;
-  std::vector<int64_t> slots_;  // of each row of a pass
+  std::vector<int64_t> slots_;  // one per row of a pass
   int64_t pass_ = 0, num_reads_ = 0, num_hits_ = 0;
 };
 

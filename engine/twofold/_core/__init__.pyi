@@ -721,11 +721,15 @@ class Router(Block):
         gate_norm: _F32 | None = None,
         expert_scale: _F32 | None = None,
         softcap: float = 0.0,
+        pictures_gate: _F32 | _U16 | None = None,
+        pictures_bias: _F32 | None = None,
     ) -> None:
         """bias [experts]: added to scores for choosing only; gate_bias: added to logits; expert_scale: scales weights.
 
         gate_norm [hidden]: norm of the router's input rows, if experts read other rows. Without norm_weight, rows are
-        read as they are. softcap: above 0, logits become softcap * tanh(logit / softcap)."""
+        read as they are. softcap: above 0, logits become softcap * tanh(logit / softcap).
+
+        pictures_gate, pictures_bias: of rows of pictures, to as many experts after those of gate_weight."""
 
 class RoutedExperts(Block):
     """The experts chosen by the preceding router, run wherever the executor places them."""
@@ -992,8 +996,10 @@ class ExpertStore:
         limits: Sequence[float] = (),
         ranks: Ranks | None = None,
         holders: Sequence[int] = (),
+        second_half: int = 0,
     ) -> None:
-        """formats: of each layer's experts, for all or for each.
+        """formats: of each layer's experts, for all or for each. second_half: intermediate size of the second half of
+        them; 0: as the first half's.
 
         limits: of the activation (kernels/include/twofold/expert.h), one per layer, 0 for none; or none at all.
 
@@ -1010,6 +1016,7 @@ class ExpertStore:
         activation: str = "silu",
         biases: bool = False,
         limits: Sequence[float] = (),
+        second_half: int = 0,
     ) -> ExpertStore:
         """Panels that lie in a file."""
 
@@ -1207,9 +1214,11 @@ class MoeExecutor:
         generated: Sequence[int] = (),
         verified: Sequence[int] = (),
         is_recorded: bool = True,
+        pictures: Sequence[int] = (),
     ) -> None:
         """verified: rows of a next token and its drafts, which are decode tokens; empty: none. is_recorded: False for a
-        drafter's pass, whose routing is neither counted nor an event."""
+        drafter's pass, whose routing is neither counted nor an event. pictures: rows with experts of pictures; empty:
+        none."""
 
     def forward(self, layer: int, normed: _F32, ids: _I32, weights: _F32, hidden: _F32) -> None: ...
     def begin_layer(self, layer: int, ids: _I32, weights: _F32) -> LayerPlan: ...

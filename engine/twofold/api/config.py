@@ -124,6 +124,12 @@ class EngineConfig(PlacementConfig, AdapterConfig, PictureConfig):
         "(default: an eighth of free memory, at most 64 snapshots)",
         low=0,
     )
+    row_cache_bytes: int = setting(
+        256 * 1024**2,
+        "memory for rows of tables that are read from the model's files when tokens need them: n-gram embeddings and "
+        "Gemma's inputs of layers; more saves reads of the disk",
+        low=0,
+    )
     prefix_cache_dir: str | None = setting(
         None,
         "directory that keeps the prefix cache beyond memory and restarts; its files reveal the prompts "

@@ -55,6 +55,8 @@ class PromptMedia:
     """Ascending by position, apart from one another."""
     rotations: I32 | None = None
     """[axes, prompt tokens] position of each token in rotary embedding, by axis; None: its position in the prompt."""
+    routed: tuple[tuple[int, int], ...] = ()
+    """(begin, end) of tokens with experts of pictures, where the family has such; ascending, apart from one another."""
 
     @property
     def pictures(self) -> list[MediaRows]:
@@ -90,12 +92,17 @@ class PromptMedia:
         return np.concatenate([known, np.broadcast_to(further, (len(known), len(further)))], axis=1)
 
     def digest(self, begin: int, end: int) -> bytes:
-        """Digest of the pictures' rows at the tokens from `begin` up to before `end`; empty where there are none."""
+        """Digest of what pictures are at the tokens from `begin` up to before `end`; empty where there are none."""
         parts = [
             b"%b %d %d %d"
             % (span.media.digest, span.begin - begin, min(span.end, end) - begin, span.first_row)
             for span in self.spans
             if span.begin < end and begin < span.end
+        ]
+        parts += [
+            b"routed %d %d" % (max(first - begin, 0), min(last, end) - begin)
+            for first, last in self.routed
+            if first < end and begin < last
         ]
         return blake2b(b"\0".join(parts), digest_size=32).digest() if parts else b""
 

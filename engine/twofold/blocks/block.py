@@ -88,15 +88,28 @@ class RoutedShape:
     """Whether gate, up and down have biases."""
     limit: float = 0.0
     """Bound of gate and up, which layers may have of their own (kernels/include/twofold/expert.h); 0: none."""
+    second_half: int = 0
+    """Intermediate size of the second half of the experts, which tokens of pictures have; 0: there are no such."""
 
     def expert_bytes(self, formats: ExpertFormats) -> int:
-        """Bytes of one expert in memory, with (gate, up, down) in these formats."""
+        """Bytes of the first expert in memory, with (gate, up, down) in these formats."""
         return packed_expert_bytes(formats, self.hidden_size, self.intermediate_size, biases=self.biases)
 
+    @property
+    def intermediate_sizes(self) -> tuple[int, ...]:
+        """Distinct sizes, each of as many adjacent experts."""
+        return (self.intermediate_size, self.second_half) if self.second_half else (self.intermediate_size,)
+
     def bytes_by_expert(self, formats: LayerFormats) -> list[int]:
-        """Bytes in memory of each expert of a layer."""
-        bytes_of = {each: self.expert_bytes(each) for each in distinct_formats(formats)}
-        return [bytes_of[each] for each in formats_by_expert(formats, self.num_experts)]
+        """Bytes in memory of each expert of a layer, with (gate, up, down) in these formats."""
+        each, sizes = formats_by_expert(formats, self.num_experts), self.intermediate_sizes
+        bytes_of = {
+            (its, size): packed_expert_bytes(its, self.hidden_size, size, biases=self.biases)
+            for its in distinct_formats(formats)
+            for size in sizes
+        }
+        of_size = self.num_experts // len(sizes)
+        return [bytes_of[its, sizes[n // of_size]] for n, its in enumerate(each)]
 
 
 class FusedForm(NamedTuple):
@@ -176,6 +189,11 @@ class Block(ModelPart):
     def bidirectional_pictures(self) -> bool:
         """Whether tokens of a picture attend to one another."""
         return False
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether the block can compute tokens of pictures."""
+        return True
 
     @property
     def device_page_elements(self) -> int:
@@ -271,11 +289,13 @@ class ExpertBlock(Block):
     @abstractmethod
     def routed(self) -> RoutedShape: ...
 
+    def of_one_size(self, weights: BlockWeights) -> Sequence[tuple[ExpertBlock, BlockWeights]]:
+        """The experts by their size, in the order of their numbers, each with its tensors."""
+        return ((self, weights),)
+
     @abstractmethod
     def experts(self, weights: BlockWeights) -> Sequence[ExpertWeights]:
         """Expert weights as views of the files (copies made on demand if the files hold matrices transposed).
-
-        All experts have the same format for each of the three matrices.
 
         Raises ModelLoadError if the experts cannot be told apart.
         """
@@ -290,7 +310,8 @@ class ExpertBlock(Block):
 
     @abstractmethod
     def stacked_experts(self, weights: BlockWeights) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-        """Names and shapes under which all experts' (gate, up, down) are written to a new checkpoint."""
+        """Names and shapes under which (gate, up, down) of all experts of the first size are written to a new
+        checkpoint."""
 
     def stacked_biases(self, weights: BlockWeights) -> tuple[TensorSpec, ...]:
         """Like `stacked_experts`, for the biases, if any."""

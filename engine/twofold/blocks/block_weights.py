@@ -63,6 +63,10 @@ class BlockWeights:
         """The same tensors, converted to another format as they are read."""
         return BlockWeights(self.source, self.specs, self._panels, recoding)
 
+    def having(self, specs: Mapping[str, TensorSpec]) -> BlockWeights:
+        """Other tensors, or these by other roles, read in the same way."""
+        return BlockWeights(self.source, specs, self._panels, self.recoding)
+
     def __contains__(self, part: str) -> bool:
         return part in self.specs
 

@@ -67,6 +67,8 @@ class DeviceBatch:
     """int64 [T] or, where pictures have several, [axes, T]: positions in rotary embedding; None: `positions`."""
     media: tuple[MediaPart, ...] = ()
     """Pictures' rows among the tokens."""
+    pictures: Tensor | None = None
+    """bool [T]: whether a token has experts of pictures; None: no token has."""
     ends: Tensor | None = None
     """int64 [T]: position after the last one that a token attends to where tokens of a picture attend to one another;
     None: each attends to none after its own."""

@@ -53,6 +53,8 @@ class RoutedExperts(ExpertBlock):
     """Whether fused matrices are transposed: [E, H, 2I] and [E, I, H]."""
     weighs_rows: bool = False
     """Whether a token's routing weight multiplies its one expert's input instead of the output."""
+    first: int = 0
+    """Number of the first one in checkpoints with separate experts."""
 
     @property
     def routed(self) -> RoutedShape:
@@ -108,7 +110,8 @@ class RoutedExperts(ExpertBlock):
 
     def stacked_experts(self, weights: BlockWeights) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
         any_name = next(iter(weights.specs.values())).name
-        module = next(module for module in self.modules if any_name.startswith(f"{self._where(module)}."))
+        found = (module for module in self.modules if any_name.startswith(f"{self._where(module)}."))
+        module = self.modules[0] if self.first else next(found)  # others before the first one have its name
         gate, up, down = self._stacked(module).values()
         return gate, up, down
 
@@ -196,7 +199,7 @@ class RoutedExperts(ExpertBlock):
 
     def _one(self, module: str, names: tuple[str, str, str], part: int, expert: int) -> TensorSpec:
         return TensorSpec(
-            f"{self._where(module)}.experts.{expert}.{names[part]}.weight",
+            f"{self._where(module)}.experts.{self.first + expert}.{names[part]}.weight",
             self._shape(PARTS[part]),
             "matrix",
             f"blk.{self.layer}.ffn_{PARTS[part]}.{expert}.weight",

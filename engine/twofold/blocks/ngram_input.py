@@ -143,7 +143,7 @@ class _NgramRows(HostInputs):
 class NgramInput(Block):
     """Adds v + silu(convolution(norm(v))) to each residual stream; v is a projection of the layer's rows, gated."""
 
-    kind: ClassVar[str] = "ngram"
+    kind: ClassVar[str] = "dense"
 
     hidden_size: int
     num_streams: int

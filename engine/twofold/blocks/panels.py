@@ -121,4 +121,5 @@ class MappedPanels:
             activation,
             stored.biases,
             limits,
+            stored.second_half,
         )

@@ -37,6 +37,8 @@ I32 = npt.NDArray[np.int32]
 _FIRST_ROWS: Final = 1024
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "proportional"]
+Arrangement = Literal["consecutive", "interleaved", "rows and columns in turn"]
+"""Which pairs turn by which axis, see `axes_of_pairs`."""
 ROPE_KINDS: Final[tuple[RopeKind, ...]] = ("default", "linear", "dynamic", "yarn", "llama3")
 """Rotation kinds that every family may have."""
 
@@ -66,8 +68,8 @@ class RopeConfig:
     """Divisors [dim/2] of the frequencies of kind "default", if any (GGUF's rope_freqs)."""
     sections: tuple[int, ...] = ()
     """Pairs that turn by each axis of a picture's positions (time, row, column); empty: there is one axis."""
-    interleaved: bool = False
-    """Whether the axes alternate from pair to pair, else each has consecutive pairs."""
+    arrangement: Arrangement = "consecutive"
+    """Which pairs an axis has, see `axes_of_pairs`."""
     block: int = 1
     """Positions that turn as the first of them; blocks begin at multiples of their number."""
     learned: tuple[float, ...] = ()
@@ -77,12 +79,17 @@ class RopeConfig:
 def axes_of_pairs(rope: RopeConfig, dim: int) -> I32:
     """The axis [dim/2] whose position each pair turns by.
 
-    Sections in transformers' form: consecutive (`apply_multimodal_rotary_pos_emb`), or interleaved
-    (`apply_interleaved_mrope`), where axis a > 0 has the pairs a, a + 3, … below 3 · sections[a] and time the others.
+    Sections in transformers' forms. Consecutive (`apply_multimodal_rotary_pos_emb`). Interleaved
+    (`apply_interleaved_mrope`): axis a > 0 has the pairs a, a + 3, … below 3 · sections[a], and time the others. Rows
+    and columns in turn (ERNIE's `recomposition_frequencies`): row and column alternate, sections[0] pairs each, and
+    time has the pairs after them.
     """
     pairs = dim // 2
     axes = np.zeros(pairs, np.int32)
-    if rope.interleaved:
+    if rope.arrangement == "rows and columns in turn":
+        turning = min(2 * rope.sections[0], pairs)
+        axes[:turning] = 1 + np.arange(turning) % 2
+    elif rope.arrangement == "interleaved":
         for axis, count in enumerate(rope.sections[1:], start=1):
             axes[axis : len(rope.sections) * count : len(rope.sections)] = axis
     elif rope.sections:

@@ -10,18 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from twofold.blocks import ops
-from twofold.blocks.block import Block, Cost, ShapeOf
+from twofold.blocks.block import Block, Cost
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, Routed, normed
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Gate = F32 | npt.NDArray[np.uint16]
+"""[experts, hidden] in float32, or the bits of bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,6 @@ class Router(Block):
     """Names of the MoE module in checkpoints; the first whose gate exists, else the last."""
     gates: tuple[str, ...] = ("gate",)
     """Names of the gate within it; the first that exists, else the last."""
-    of_images: bool = False
-    """Whether the gate is [hidden, experts] in checkpoints, and the bias has a second row, of the experts of images."""
     gate_bias: bool = False
     """Whether the gate's logits have a bias."""
     norm: str | None = "post_attention_layernorm"
@@ -68,12 +70,6 @@ class Router(Block):
     """Above 0, the gate's logits become softcap * tanh(logit / softcap)."""
     expert_scaled: bool = False
     """Whether weights are multiplied by their experts' `per_expert_scale`."""
-
-    def as_stored(self, shape_of: ShapeOf) -> Router:
-        """This router; without the experts of images if its bias has one row."""
-        names = (f"model.layers.{self.layer}.{module}.{self.bias_name}" for module in self.modules)
-        is_alone = self.of_images and any(shape_of(name) == (1, self.num_experts) for name in names)
-        return replace(self, of_images=False) if is_alone else self
 
     def problems(self) -> Iterator[str]:
         if self.top_k > self.num_experts:
@@ -91,12 +87,7 @@ class Router(Block):
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
         shape = (self.num_experts, self.hidden_size)
         gates = {
-            TensorSpec(
-                f"{hf}.{module}.{gate}.weight",
-                shape[::-1] if self.of_images else shape,
-                "exact",
-                f"{gguf}.ffn_gate_inp.weight",
-            ): module
+            TensorSpec(f"{hf}.{module}.{gate}.weight", shape, "exact", f"{gguf}.ffn_gate_inp.weight"): module
             for module in self.modules
             for gate in self.gates
         }
@@ -114,8 +105,7 @@ class Router(Block):
             }
         if self.bias:
             name = f"{hf}.{gates[gate]}.{self.bias_name}"
-            rows = (2, self.num_experts) if self.of_images else (self.num_experts,)
-            bias = TensorSpec(name, rows, "exact", f"{gguf}.exp_probs_b.bias")
+            bias = TensorSpec(name, (self.num_experts,), "exact", f"{gguf}.exp_probs_b.bias")
             bare = replace(bias, gguf=f"{gguf}.exp_probs_b")  # as some converters name it
             specs["bias"] = bare if found(bare) and not found(bias) else bias
         if self.gate_bias:
@@ -137,38 +127,32 @@ class Router(Block):
         plain = sum(weights.packed_bytes(part) for part in weights.specs if part not in ("gate", "bias"))
         return plain + 4 * self.num_experts * self.bias + self._gate_bytes(weights)
 
-    def device_bytes(self, weights: BlockWeights) -> int:
-        return super().device_bytes(weights) - 4 * self.num_experts * self.of_images
-
     def cost(self, weights: BlockWeights, tokens: int = 1, context_len: int = 0) -> Cost:
         base = super().cost(weights, tokens, context_len)
         return Cost(base.num_bytes, base.flops, self._gate_bytes(weights))
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
-        # Gate products are exact in float32, whatever format the other weights have, because they decide the routing.
-        gate = weights.checked(pool, "gate")
-        kept = gate.format == "bf16" and not self.of_images
-        plain = np.array(gate.data) if kept else ops.dequantise(pool, gate)
-        if self.of_images:
-            plain = np.ascontiguousarray(plain.T)
-        return ops.Router(
-            pool,
-            norm_weight=weights.optional_vector("norm"),
-            gate_weight=plain,
-            eps=self.eps,
-            shape=self.shape,
-            bias=self._choice_bias(weights, pool),
-            gate_bias=weights.optional_vector("gate_bias"),
-            gate_norm=self._gate_norm(weights),
-            expert_scale=weights.optional_vector("expert_scale"),
-            softcap=self.softcap,
-        )
+        return ops.Router(pool, **self._arguments(weights, pool))
 
-    def _choice_bias(self, weights: BlockWeights, pool: ops.ThreadPool) -> F32 | None:
-        """Bias of the scores for choosing [experts]."""
-        if not self.of_images:
-            return weights.optional_vector("bias")
-        return np.array(ops.dequantise(pool, weights.checked(pool, "bias"))[0])
+    def _arguments(self, weights: BlockWeights, pool: ops.ThreadPool) -> dict[str, Any]:
+        """Keyword arguments of `ops.Router`."""
+        return {
+            "norm_weight": weights.optional_vector("norm"),
+            "gate_weight": self._gate(weights, pool),
+            "eps": self.eps,
+            "shape": self.shape,
+            "bias": weights.optional_vector("bias"),
+            "gate_bias": weights.optional_vector("gate_bias"),
+            "gate_norm": self._gate_norm(weights),
+            "expert_scale": weights.optional_vector("expert_scale"),
+            "softcap": self.softcap,
+        }
+
+    def _gate(self, weights: BlockWeights, pool: ops.ThreadPool, part: str = "gate") -> Gate:
+        """A gate's matrix. Its products are exact in float32, whatever format the other weights have, because they
+        decide the routing."""
+        gate = weights.checked(pool, part)
+        return np.array(gate.data) if gate.format == "bf16" else ops.dequantise(pool, gate)
 
     def _gate_norm(self, weights: BlockWeights) -> F32 | None:
         """Norm of the gate's input rows, if experts have another input."""
@@ -180,8 +164,8 @@ class Router(Block):
         return RouterOnDevice(
             self,
             weights.vector("norm"),
-            weights.exact("gate").T.contiguous() if self.of_images else weights.exact("gate"),
-            weights.exact("bias")[0].clone() if self.of_images else weights.vector("bias"),
+            weights.exact("gate"),
+            weights.vector("bias"),
             weights.vector("gate_bias"),
             None if scale is None else scale * self.hidden_size**-0.5,
             weights.vector("expert_scale"),
@@ -203,9 +187,8 @@ class Router(Block):
         )
 
     def _gate_bytes(self, weights: BlockWeights) -> int:
-        """Bytes of the gate: bfloat16 is kept unless it is transposed, anything else becomes float32."""
-        kept = weights.format("gate") == "bf16" and not self.of_images
-        return math.prod(weights.specs["gate"].shape) * (2 if kept else 4)
+        """Bytes of the gate: bfloat16 is kept, anything else becomes float32."""
+        return math.prod(weights.specs["gate"].shape) * (2 if weights.format("gate") == "bf16" else 4)
 
 
 @dataclass(frozen=True)
@@ -227,9 +210,10 @@ class RouterOnDevice:
         """Route the tokens for the blocks after it; adds nothing to `total`."""
         rows = self._rows(hidden, self.norm)
         logits = self._logits(rows) if self.gate_norm is None else self.look(hidden)
-        ids, weights = step.kernels.route(
-            logits, self.router, self.bias, step.moe.cache_prior(self.moe_layer, len(rows))
-        )
+        prior = step.moe.cache_prior(self.moe_layer, len(rows))
+        if prior is not None:
+            prior = replace(prior, experts=prior.experts[:, : len(self.gate)])
+        ids, weights = step.kernels.route(logits, self.router, self.bias, prior)
         if self.expert_scale is not None:
             weights = weights * self.expert_scale[ids]
         padding = (step.batch.slot_mapping < 0)[:, None]

@@ -13,7 +13,7 @@ import torch
 from twofold._core.device import ExpertGroups, ExpertLayout
 from twofold.api.errors import ConfigError
 from twofold.experts.slot_plan import MoeShape
-from twofold.weights.weight_format import ExpertFormats, distinct_formats, formats_by_expert
+from twofold.weights.weight_format import ExpertFormats, formats_by_expert
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -53,7 +53,7 @@ class StoreLayout(Protocol):
 
 @dataclass(frozen=True)
 class LayerLayouts:
-    """Layouts of a layer's experts: one kind of expert for each distinct triple of formats."""
+    """Layouts of a layer's experts: one kind of expert for each distinct triple of formats and size."""
 
     kinds: tuple[ExpertLayout, ...]
     kind_of: npt.NDArray[np.uint8]
@@ -110,26 +110,27 @@ def layouts_of(shape: MoeShape) -> list[LayerLayouts]:
     """
     limits = shape.limits or (0.0,) * len(shape.formats)
     layouts = []
+    sizes = np.repeat(shape.intermediate_sizes, shape.num_experts // len(shape.intermediate_sizes)).tolist()
     for formats, limit in zip(shape.formats, limits, strict=True):
-        distinct = distinct_formats(formats)
-        kind_of = map(distinct.index, formats_by_expert(formats, shape.num_experts))
+        each = list(zip(formats_by_expert(formats, shape.num_experts), sizes, strict=True))
+        distinct = list(dict.fromkeys(each))
         layouts.append(
             LayerLayouts(
-                tuple(_layout(each, shape, limit) for each in distinct),
-                np.fromiter(kind_of, np.uint8, shape.num_experts),
+                tuple(_layout(its, shape, limit, intermediate) for its, intermediate in distinct),
+                np.fromiter(map(distinct.index, each), np.uint8, shape.num_experts),
             )
         )
     return layouts
 
 
-def _layout(formats: ExpertFormats, shape: MoeShape, limit: float) -> ExpertLayout:
+def _layout(formats: ExpertFormats, shape: MoeShape, limit: float, intermediate: int) -> ExpertLayout:
     gate, up, down = formats
     if gate != up:
         raise ConfigError(
             f"experts with gate in {gate} and up in {up} have no kernels on a device; gate and up of one format were "
             "expected. Use --accelerator none"
         )
-    sizes = shape.hidden, shape.intermediate
+    sizes = shape.hidden, intermediate
     if len({ExpertLayout(each, each, *sizes).activations for each in (gate, down)}) > 1:
         raise ConfigError(
             f"experts with gate and up in {gate} and down in {down} have no kernels on a device, because they take "

@@ -13,7 +13,7 @@ import torch
 
 from twofold.api.config import EngineConfig
 from twofold.api.control import MemorySplit
-from twofold.api.errors import CapacityError, KernelError
+from twofold.api.errors import CapacityError, ConfigError, KernelError
 from twofold.blocks import ops
 from twofold.device.adapters.loaded import DeviceAdapters
 from twofold.device.device import Device
@@ -85,6 +85,11 @@ def load_on_device(
         moe = load_experts(files, pool, choice, config, slots, progress)
         adapters = None
         if config.loads_adapters:
+            if files.config.routed.second_half:
+                raise ConfigError(
+                    "--lora-modules and --lora-dir were given for experts of two sizes, whose adapters a device cannot "
+                    "compute; use --accelerator none"
+                )
             reserved = needs.max_adapter_bytes(config)
             adapters = DeviceAdapters(
                 files, model.matrices, moe.store, devices=devices, config=config, num_bytes=reserved

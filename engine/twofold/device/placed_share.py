@@ -261,7 +261,9 @@ class PlacedShare:
             encoded=empty(max(layout.encoded_bytes(num_tokens) for layout in kinds), torch.uint8),
             intermediate=empty(max(layout.intermediate_bytes(num_pairs) for layout in kinds), torch.uint8),
             outputs=empty((num_pairs, shape.hidden), torch.float32),
-            gate_up=empty(2 * num_pairs * shape.intermediate if tensor_cores else 0, torch.float32),
+            gate_up=empty(
+                2 * num_pairs * max(shape.intermediate_sizes) if tensor_cores else 0, torch.float32
+            ),
             adapted=empty((num_pairs if self._has_adapters else 0, 2, shape.intermediate), torch.float32),
             parcel=Parcel(self.device, parcel_bytes),
         )
@@ -269,7 +271,7 @@ class PlacedShare:
 
 def layers_on_tensor_cores(shape: MoeShape) -> list[bool]:
     """For each layer, whether steps of many tokens run on tensor cores."""
-    whole = shape.hidden % 16 == 0 and shape.intermediate % 16 == 0
+    whole = all(size % 16 == 0 for size in (shape.hidden, *shape.intermediate_sizes))
     return [
         whole and not any("f32" in formats for formats in distinct_formats(of_layer))
         for of_layer in shape.formats

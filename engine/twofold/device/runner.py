@@ -38,7 +38,7 @@ from twofold.device.table_layers import TableLayers
 from twofold.experts.moe import MoeRuntime
 from twofold.experts.pins import cpu_layers
 from twofold.experts.placement import Mask
-from twofold.step.batch import adapters_of, verified_rows
+from twofold.step.batch import adapters_of, pictures_of, verified_rows
 from twofold.step.runner import pool_prompts, report_prompts
 from twofold.step.sampler import Sampler, pick_undecided
 from twofold.step.sequences import Schedule, ScheduledSequence
@@ -349,7 +349,9 @@ class DeviceRunner:
             positions += range(begin, begin + item.num_tokens)
         generated = _generated(scheduled) if self.moe.plan.changes_outputs else []
         with self._queue.active(), rows_on_cpu(self._adapters, adapters_of(scheduled)):
-            self.moe.begin_step(step, requests, positions, generated, verified_rows(scheduled))
+            self.moe.begin_step(
+                step, requests, positions, generated, verified_rows(scheduled), pictures_of(scheduled)
+            )
             batch, sampled_rows, first_rows = flattened(
                 scheduled, self._page_size, self._model.device, self.memory.record_index
             )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from twofold.blocks.device_step import DeviceBatch
 from twofold.device.decode_inputs import DecodeRow
-from twofold.step.batch import adapters_of, ends_of, media_of, rotations_of
+from twofold.step.batch import adapters_of, ends_of, media_of, pictures_of, rotations_of
 from twofold.step.sequences import ScheduledSequence
 
 RecordIndex = Callable[[int], int]
@@ -82,7 +82,7 @@ def flattened(
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     lengths = [piece.end for piece in pieces]
-    rotations, ends = rotations_of(scheduled), ends_of(scheduled)
+    rotations, ends, pictures = rotations_of(scheduled), ends_of(scheduled), pictures_of(scheduled)
     chain = [piece.chain for piece in pieces]
     batch = DeviceBatch(
         token_ids=torch.tensor(tokens, device=device),
@@ -97,6 +97,7 @@ def flattened(
         adapters=narrow(numbers) if (numbers := adapters_of(scheduled)) else None,
         rotations=None if rotations is None else torch.from_numpy(rotations).long().to(device),
         media=tuple(media_of(scheduled)),
+        pictures=torch.tensor(pictures, device=device) if pictures else None,
         ends=None if ends is None else torch.from_numpy(ends).long().to(device),
     )
     return batch, sampled_rows, first_rows

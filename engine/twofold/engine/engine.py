@@ -38,7 +38,13 @@ from twofold.engine.inbox import Inbox
 from twofold.engine.loading import EngineParts, load_parts
 from twofold.engine.prefix.store import PrefixStore
 from twofold.engine.recording import Recorder, engine_stats
-from twofold.engine.requests import RequestState, check_pooling, check_request, max_answer_tokens
+from twofold.engine.requests import (
+    RequestState,
+    check_pooling,
+    check_request,
+    check_runs,
+    max_answer_tokens,
+)
 from twofold.engine.scheduler import Scheduler
 from twofold.engine.step_clock import RunClock, StepClock
 from twofold.engine.waiting import Waiter
@@ -164,7 +170,11 @@ class Engine:
             raise ConfigError("--load-vision was given, but the model has no picture encoder; leave it out")
         engine = cls(config, dataclasses.replace(parts, info=info), telemetry)
         if config.load_vision and engine.pictures is not None:
-            engine.pictures.load()
+            try:
+                engine.pictures.load()
+            except BaseException:
+                engine.close()
+                raise
         return engine
 
     # ---- callers' threads -------------------------------------------------------------------------------------------
@@ -191,10 +201,12 @@ class Engine:
             request, self.vocab_size, self.max_context, by_priority=by_priority, limit_reason=reason
         )
         check_pooling(request, self.pooling)
+        runs = () if request.media is None or not self._bidirectional_pictures else request.media.runs
+        if self.info.accelerator.startswith("cuda"):
+            check_runs(runs, self.config.max_num_batched_tokens)
         max_tokens = max_answer_tokens(request, self.max_context)
 
         def begin() -> RequestState:
-            runs = () if request.media is None or not self._bidirectional_pictures else request.media.runs
             sequence = Sequence(
                 next(self._numbers),
                 request,

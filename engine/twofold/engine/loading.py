@@ -124,7 +124,7 @@ def load_parts(
     choice, devices = choose_accelerator(config.accelerator, cuda_indices(config))
     path = Path(config.model) if config.model else bundled_model_path()
     # Cheap checks come before gigabytes are read.
-    files = open_model_files(path, config.speculation.mtp_use)
+    files = open_model_files(path, config.speculation.mtp_use).caching_rows(config.row_cache_bytes)
     pooling = read_pooling(path, files, parse_pooler_config(config.pooler_config))
     if files.mapped is not None:
         check_if_changed(files.mapped.path, files.mapped.contents)

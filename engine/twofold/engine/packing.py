@@ -104,6 +104,7 @@ def write_panels(
         shape.formats,
         stretches=tuple(layers),
         biases=shape.biases,
+        second_half=shape.second_half,
     )
     rows = _write_rows(files, writer) if with_rows else {}
     writer.finish(
@@ -185,8 +186,9 @@ def _write_rows(files: ModelFiles, writer: PanelFileWriter) -> dict[str, StoredT
                 for part, spec in weights.specs.items():  # a stack has one format
                     put(spec.name, weights.format(part), spec.shape, None, None)
                 continue
-            for spec, format in zip(block.stacked_experts(weights), formats, strict=True):
-                put(spec.name, format, spec.shape, None, None)
+            for group, own in block.of_one_size(weights):
+                for spec, format in zip(group.stacked_experts(own), formats, strict=True):
+                    put(spec.name, format, spec.shape, None, None)
             for spec in block.stacked_biases(weights):
                 put(spec.name, "f32", spec.shape, None, None)
     return stored

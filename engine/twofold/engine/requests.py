@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 from typing import Any, Final
 
@@ -113,6 +113,21 @@ def _check_media(media: PromptMedia, num_tokens: int) -> None:
     ):
         raise RequestError(
             f"the rotary positions are not those of {num_tokens} tokens, from 0 to {num_tokens - 1}",
+            param="prompt",
+        )
+
+
+def check_runs(runs: Iterable[tuple[int, int]], max_tokens: int) -> None:
+    """Refuse pictures whose tokens attend to one another and do not fit into a step of a device, whose memory is for
+    `max_tokens`. Raises RequestError.
+
+    runs: (begin, end) of such tokens.
+    """
+    longest = max((end - begin for begin, end in runs), default=0)
+    if longest > max_tokens:
+        raise RequestError(
+            f"pictures of {longest} tokens that attend to one another were given; a step on a GPU holds {max_tokens} "
+            "(--max-num-batched-tokens). Send a smaller picture, or text between pictures",
             param="prompt",
         )
 

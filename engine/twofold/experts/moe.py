@@ -284,14 +284,22 @@ class MoeRuntime:
         positions: Sequence[int],
         generated: Sequence[bool] = (),
         verified: Sequence[bool] = (),
+        pictures: Sequence[bool] = (),
         *,
         is_recorded: bool = True,
     ) -> None:
-        """Describe the rows of the step's batch: each token's request, position, whether it was generated, and whether
-        it is a newest token or draft to be verified (empty: none is). Only settings that change outputs depend on
-        `generated`. is_recorded: False for a drafter's pass, whose routing is neither counted nor an event."""
+        """Describe the rows of the step's batch: each token's request, position, whether it was generated, whether it
+        is a newest token or draft to be verified, and whether it has experts of pictures (empty: none is, or has).
+        Only settings that change outputs depend on `generated`. is_recorded: False for a drafter's pass, whose routing
+        is neither counted nor an event."""
         self.executor.begin_step(
-            step, requests, positions, generated if self.plan.changes_outputs else (), verified, is_recorded
+            step,
+            requests,
+            positions,
+            generated if self.plan.changes_outputs else (),
+            verified,
+            is_recorded,
+            pictures,
         )
 
     @property

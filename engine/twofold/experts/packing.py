@@ -56,6 +56,7 @@ def make_store(
         limits=shape.limits,
         ranks=spread.ranks if spread else None,
         holders=spread.holders if spread else (),
+        second_half=shape.second_half,
     )
 
 

@@ -12,7 +12,13 @@ from twofold.experts.device_split import split_slots
 from twofold.experts.pins import check_pins
 from twofold.experts.placement import PLACED_BY_POLICY, InitialPlacement, Mask
 from twofold.experts.policies import POLICIES
-from twofold.weights.weight_format import Activation, ExpertFormats, LayerFormats, formats_by_expert
+from twofold.weights.weight_format import (
+    Activation,
+    ExpertFormats,
+    LayerFormats,
+    formats_by_expert,
+    layer_formats,
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,24 @@ class MoeShape:
     """Whether gate, up and down have biases."""
     limits: tuple[float, ...] = ()
     """Bound of gate and up of each layer, 0 for none; empty: none has one."""
+    second_half: int = 0
+    """As `RoutedShape.second_half`."""
+
+    @property
+    def intermediate_sizes(self) -> tuple[int, ...]:
+        """As those of `RoutedShape`."""
+        return (self.intermediate, self.second_half) if self.second_half else (self.intermediate,)
+
+    @property
+    def of_text(self) -> MoeShape:
+        """The same without experts of pictures."""
+        if not self.second_half:
+            return self
+        count = self.num_experts // 2
+        formats = (formats_by_expert(each, self.num_experts)[:count] for each in self.formats)
+        return replace(
+            self, num_experts=count, second_half=0, formats=tuple(layer_formats(each) for each in formats)
+        )
 
     @property
     def usual(self) -> ExpertFormats:

@@ -24,8 +24,7 @@ from twofold.experts.device_split import requested_split, split_slots
 from twofold.fit.speed import Speed
 from twofold.models import picture_encoder
 from twofold.models.model_files import ModelFiles
-from twofold.models.sizing import ModelSize, gib, measure_files
-from twofold.weights.weight_format import packed_expert_bytes
+from twofold.models.sizing import ModelSize, describe_tables, gib, measure_files
 
 USUAL_CONTEXT: Final = 32_768
 """A context that a shorter one is not chosen below if a smaller KV cache type or fewer slots reach it."""
@@ -128,7 +127,8 @@ class _Draft:
     def __init__(
         self, config: EngineConfig, given: Collection[str], files: ModelFiles, machine: Machine
     ) -> None:
-        self.config, self.given, self.files, self.machine = config, frozenset(given), files, machine
+        self.config, self.given, self.machine = config, frozenset(given), machine
+        self.files = files = files.caching_rows(config.row_cache_bytes)
         self.longest = min(config.max_model_len or files.config.max_context, files.config.max_context)
         self.target = self.longest if "max_model_len" in given else min(self.longest, USUAL_CONTEXT)
         self.is_emulated = machine.accelerator.startswith("emulated")
@@ -283,14 +283,14 @@ class _Draft:
 
     def _smaller(self, size: ModelSize) -> Iterator[str]:
         """Formats in which the model would fit."""
-        routed = size.config.routed
+        routed, layers = size.config.routed, len(size.config.moe_layers)
         for name in _SMALLER_FORMATS:
             try:
-                one = packed_expert_bytes((name,) * 3, routed.hidden_size, routed.intermediate_size)
+                of_layer = routed.bytes_by_expert((name,) * 3)
             except ValueError:
                 continue
-            needed = size.host_bytes(USUAL_CONTEXT) - size.expert_bytes + one * size.num_experts_total
-            if one < size.one_expert_bytes and needed <= self.machine.host_bytes:
+            needed = size.host_bytes(USUAL_CONTEXT) - size.expert_bytes + sum(of_layer) * layers
+            if max(of_layer) < size.one_expert_bytes and needed <= self.machine.host_bytes:
                 yield f"experts in {name} by twofold quantize or as GGUF: {gib(needed)} at context {USUAL_CONTEXT}"
         yield f"a machine with {gib(size.host_bytes(USUAL_CONTEXT))} of free memory, for context {USUAL_CONTEXT}"
 
@@ -312,10 +312,19 @@ class _Draft:
                 f"the picture encoder takes {on_host} of memory from the first picture on; on a GPU {on_device} of its "
                 "memory are reserved"
             )
+        if tables := describe_tables(size):
+            self.why["row_cache_bytes"] = tables
         self._set_accelerator()
         config = dataclasses.replace(self.config, **self.changes)
         order = ("accelerator", "gpu_experts_ratio", *SLOT_FIELDS[1:], "tensor_split", "max_model_len")
-        rest = ("max_total_tokens", "kv_cache_dtype", "cpu_threads", "backend", "vision_device")
+        rest = (
+            "max_total_tokens",
+            "kv_cache_dtype",
+            "cpu_threads",
+            "backend",
+            "vision_device",
+            "row_cache_bytes",
+        )
         names = [name for name in (*order, *rest) if name in self.why]
         shown = {"max_model_len": context or self.longest}
         choices = [

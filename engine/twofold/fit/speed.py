@@ -108,7 +108,7 @@ class _ExpertTimes:
     """Microseconds of a step's routed experts, all layers together; nothing for a dense model."""
 
     def __init__(self, files: ModelFiles, pool: ops.ThreadPool, clock: Callable[[], float] | None) -> None:
-        self._shape, self._layers = moe_shape(files), len(files.config.moe_layers)
+        self._shape, self._layers = moe_shape(files).of_text, len(files.config.moe_layers)
         self._timer = LayerTimer(_few(self._shape), pool, clock=clock) if self._layers else None
 
     def token_us(self) -> float:
@@ -123,7 +123,7 @@ class _ExpertTimes:
 
 def profile_rates(files: ModelFiles, profile: MachineProfile) -> Rates:
     """The same from a profile's figures."""
-    figures, shape = profile.cost_figures, moe_shape(files)
+    figures, shape = profile.cost_figures, moe_shape(files).of_text
     sizes = trace_sizes(files)
     expert_bytes = 3 * sizes.hidden * sizes.intermediate * sizes.bits_per_weight / 8
     overhead, gbps = figures["cpu_expert_overhead_us"], figures["cpu_bandwidth_gbps"]
@@ -152,7 +152,7 @@ def cpu_speed(files: ModelFiles, rates: Rates, context: int) -> Speed:
 
 def device_speed(files: ModelFiles, profile: MachineProfile, slots: Sequence[int], context: int) -> Speed:
     """Speed with dense weights on the first device and each device's expert slots, for routing drawn by a Zipf law."""
-    figures, shape = profile.cost_figures, moe_shape(files)
+    figures, shape = profile.cost_figures, moe_shape(files).of_text
     stretch_bytes, stretch_flops, _ = dense_stretches(files)
     cache = files.config.cache_bytes_per_token(files.config.cache_dtype("bfloat16")) * context
     vram = figures["vram_bandwidth_gbps"] * 1e3

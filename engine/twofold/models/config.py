@@ -305,6 +305,11 @@ def has_bidirectional_pictures(layers: Iterable[Iterable[Block]]) -> bool:
     return any(block.bidirectional_pictures for layer in layers for block in layer)
 
 
+def reads_pictures(layers: Iterable[Iterable[Block]]) -> bool:
+    """Whether all blocks can compute tokens of pictures."""
+    return all(block.reads_pictures for layer in layers for block in layer)
+
+
 def cache_row_bytes(dtype: CacheDType, elements: int) -> int:
     """Bytes of a row of keys, values or latents: its elements, and with q8 the row's float32 scale."""
     element_bytes = {"float32": 4, "bfloat16": 2, "q8": 1, "fp8": 1}[dtype]

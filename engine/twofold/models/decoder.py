@@ -15,6 +15,8 @@ from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.block import Block
 from twofold.blocks.experts import RoutedExperts
 from twofold.blocks.residual import Residual
+from twofold.blocks.rope import Arrangement
+from twofold.blocks.router import Router
 from twofold.models.gguf_config import GgufMetadata, Score
 from twofold.models.keys import FromConfig, Settings
 from twofold.weights.json_file import Fields
@@ -65,8 +67,7 @@ class Axes:
 
     sections: tuple[int, ...]
     """Default of `mrope_section`: pairs by axis."""
-    interleaved: bool = False
-    """See `RopeConfig.interleaved`."""
+    arrangement: Arrangement = "consecutive"
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,6 @@ class TextPart:
     """Patterns of the tensors that are left out."""
     section: str | None = None
     """Section of config.json that holds `text_config`; None: the file itself."""
-    experts_of_images: bool = False
-    """Whether as many experts of images follow those of text."""
     axes: Axes | None = None
     """None: a picture's tokens have positions as those of text."""
 
@@ -144,6 +143,7 @@ class Decoder:
     """Key of the experts' intermediate size."""
     experts: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the routed experts that config.json does not set."""
+    kind_of_router: type[Router] = Router
     kind_of_experts: type[RoutedExperts] = RoutedExperts
     final_norm: bool = True
     """Whether a norm comes before the head."""

@@ -17,6 +17,7 @@ from twofold.blocks.gqa import Gqa
 from twofold.blocks.head import Embedding
 from twofold.blocks.mla import Mla
 from twofold.blocks.ngram_input import NgramInput
+from twofold.blocks.picture_experts import PictureExperts
 from twofold.blocks.post_norm import PostNorm
 from twofold.blocks.residual import ATTENTION, FEED_FORWARD
 from twofold.blocks.rope import RopeConfig, preserving_length
@@ -80,6 +81,12 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
         config = _of_text(decoder, config)
     if decoder.indexer is not None and layers.chosen is None:
         config = _without_indexer(config, layers.settings.integer("index_topk"))
+    return _predicting(decoder, config, layers, of_gguf_file=of_gguf_file)
+
+
+def _predicting(decoder: Decoder, config: ModelConfig, layers: _Layers, *, of_gguf_file: bool) -> ModelConfig:
+    """The configuration with the layer that predicts the token after the next one, if the family has one."""
+    fields = layers.fields
     count = fields.optional_integer("num_nextn_predict_layers") or 0
     if (mtp := decoder.mtp) is None:
         return config.predicting(fields.where, count)
@@ -110,7 +117,9 @@ def _with_axes(rope: RopeConfig, axes: Axes, fields: Fields) -> RopeConfig:
         sections = section.integers("mrope_section")
         if len(sections) != len(axes.sections):
             raise section.error("mrope_section", list(sections), f"{len(axes.sections)} numbers of pairs")
-    return replace(rope, sections=sections, interleaved=axes.interleaved)
+        if axes.arrangement == "rows and columns in turn" and sections[0] != sections[1]:
+            raise section.error("mrope_section", list(sections), "as many pairs of rows as of columns")
+    return replace(rope, sections=sections, arrangement=axes.arrangement)
 
 
 def _is_nested(fields: Fields) -> bool:
@@ -122,11 +131,7 @@ def _is_nested(fields: Fields) -> bool:
 def _of_text(decoder: Decoder, config: ModelConfig) -> ModelConfig:
     """The configuration without the parts of a checkpoint that are not text."""
     assert decoder.text is not None
-    count = config.routed.num_experts if decoder.text.experts_of_images else 0
-    of_images = (f"model.layers.*.mlp.experts.{count + n}.*" for n in range(count))
-    return without_images(
-        config, (*decoder.text.prefixes, *decoder.renamed), *decoder.text.images, *of_images
-    )
+    return without_images(config, (*decoder.text.prefixes, *decoder.renamed), *decoder.text.images)
 
 
 def _without_indexer(config: ModelConfig, limit: int) -> ModelConfig:
@@ -330,7 +335,7 @@ class _Layers:
         """Router, shared experts and routed experts."""
         settings, decoder, hidden = self.settings, self.decoder, attention.hidden_size
         inner = settings.first(decoder.inner)
-        router = Router(
+        router = decoder.kind_of_router(
             layer=0,
             hidden_size=hidden,
             num_experts=settings.same("num_experts"),
@@ -348,6 +353,8 @@ class _Layers:
         width = width or (settings.optional("num_shared_experts") or 0) * inner
         shared = (SharedExperts(0, hidden, width, **self._config_values(decoder.shared)),) if width else ()
         routed = decoder.kind_of_experts(0, hidden, router.num_experts, router.top_k, inner)
+        if isinstance(routed, PictureExperts):
+            routed = replace(routed, picture_size=settings.last(decoder.inner))
         return (router, *shared, replace(routed, **self._config_values(decoder.experts)))
 
 

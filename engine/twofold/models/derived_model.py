@@ -82,8 +82,8 @@ def source_config(source: Path, config: ModelConfig) -> dict[str, Any]:
 
 
 def write_tokenizer(source: Path, output: Path, config: ModelConfig) -> None:
-    """Copy or write all files that `Tokenizer.load` reads, the recommended sampling, and a directory's picture
-    encoder."""
+    """Copy or write all files that `Tokenizer.load` reads, the recommended sampling, and the picture encoder."""
+    write_vision_file(config, source, output)
     if is_gguf(source):
         Tokenizer.open(source).save(output)
         given = {
@@ -95,7 +95,6 @@ def write_tokenizer(source: Path, output: Path, config: ModelConfig) -> None:
         if (source / name).is_file():
             (output / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, output / name)
-    write_vision_file(config, source, output)
 
 
 def _as_config_json(source: Path, config: ModelConfig) -> dict[str, Any]:

@@ -59,15 +59,11 @@ class GgufMetadata:
             "bos_token_id": self._token_id("tokenizer.ggml.bos_token_id"),
             "pad_token_id": self._token_id("tokenizer.ggml.padding_token_id"),
             # `Tokenizer.from_gguf` adds the tokens that end an answer by their text.
-            "eos_token_id": self.eos_token_id,
+            "eos_token_id": self._token_id("tokenizer.ggml.eos_token_id"),
             "dtype": "bfloat16",
         }
         rope = {} if "rope_parameters" in settings else {"rope_parameters": self.rope_parameters()}
         return Fields(str(self.file.path), shared | rope | settings, also=ALSO)
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self._token_id("tokenizer.ggml.eos_token_id")
 
     def _sizes_of_tensors(self) -> Iterator[tuple[str, int]]:
         """Sizes that tensors imply where a converter left their keys out."""

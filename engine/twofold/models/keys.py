@@ -124,6 +124,13 @@ class Settings:
             return self.integer(name)
         return self._instead(found, value[0]).integer(name)
 
+    def last(self, name: str) -> int:
+        """As `first`, of images."""
+        found, value = self.fields.get(name)
+        if not isinstance(value, list) or not value:
+            return self.integer(name)
+        return self._instead(found, value[-1]).integer(name)
+
     def optional(self, name: str) -> int | None:
         """An integer; None if it is null, or missing without a default."""
         if name not in self.known or self.fields.is_null(name) or self.fields.get(name)[1] is None:

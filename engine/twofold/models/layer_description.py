@@ -72,11 +72,13 @@ def _block_lines(block: Block) -> Iterator[str]:
     yield f"  {type(block).__name__}{f': keeps {state}' if state else ''}"
     if isinstance(block, ExpertBlock):
         routed = block.routed
-        hidden, inner = routed.hidden_size, routed.intermediate_size
-        yield (
-            f"    experts   {routed.num_experts} of gate and up {inner} × {hidden}, down {hidden} × {inner}; "
-            f"{routed.top_k} per token; {routed.num_experts * 3 * hidden * inner:,} weights"
-        )
+        hidden, sizes = routed.hidden_size, routed.intermediate_sizes
+        count = routed.num_experts // len(sizes)
+        for inner, kind in zip(sizes, ("", " of pictures"), strict=False):
+            yield (
+                f"    experts   {count}{kind} of gate and up {inner} × {hidden}, down {hidden} × {inner}; "
+                f"{routed.top_k} per token; {count * 3 * hidden * inner:,} weights"
+            )
         return
     for part in parts:
         shown = "; ".join(filter(None, (_settings(part, block), _tensors(part), _cost(part))))

@@ -101,6 +101,14 @@ class ModelFiles:
             head=self.head.from_panels(panels),
         )
 
+    def caching_rows(self, num_bytes: int) -> ModelFiles:
+        """The same model, with a cache of so many bytes for rows of its tables."""
+        embedding = self.config.embedding
+        if embedding.layer_inputs is None:
+            return self
+        inputs = replace(embedding.layer_inputs, cache_bytes=num_bytes)
+        return replace(self, config=replace(self.config, embedding=replace(embedding, layer_inputs=inputs)))
+
     def recoded(self, recodings: Sequence[Recoding | None]) -> ModelFiles:
         """The same model with each of `parts` converted to another format, or None: the file's."""
         embedding, *of_blocks, head = recodings

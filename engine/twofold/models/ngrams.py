@@ -32,7 +32,8 @@ def read_ngrams(fields: Fields, num_streams: int, eps: float) -> Ngrams | None:
         raise fields.error(
             "ple_layer_ids", fields.data["ple_layer_ids"], f"numbers of layers from 1 to {num_layers}"
         )
-    ends = fields.integers("eos_token_id")
+    # Settings of a GGUF file state it by itself, beside all tokens that end an answer.
+    ends = fields.integers(("ple_eos_token_id", "eos_token_id"))
     if not ends:
         raise fields.error("eos_token_id", None, "a token, before which n-grams end")
     ngram_size = fields.integer("ngram_size", 3, minimum=2, maximum=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 from fnmatch import fnmatch
 from itertools import accumulate
@@ -30,16 +31,16 @@ _CUDA_BYTES: Final = 1024 * 2**20
 
 
 def find_projector(model: Path) -> Path | None:
-    """The projector beside a GGUF file; of several, BF16 is preferred to F32, F16, Q8_0 and other types, in this order.
+    """The projector beside a GGUF file, or in a directory that was quantised or packed from one; of several, BF16 is
+    preferred to F32, F16, Q8_0 and other types, in this order.
 
     A hub's cache may have the model in a folder of its own, and the projector at the top of the repository.
-
-    None: there is none, or the model is no GGUF file.
     """
-    if not is_gguf(model):
-        return None
-    above = model.parent.parent
-    for folder in (model.parent, *([above] if above.parent.name == "snapshots" else [])):
+    folders = [model]
+    if is_gguf(model):
+        above = model.parent.parent
+        folders = [model.parent, *([above] if above.parent.name == "snapshots" else [])]
+    for folder in folders:
         try:
             found = preferred_projector(path.name for path in folder.iterdir() if path.is_file())
         except OSError:
@@ -68,19 +69,22 @@ def open_vision_source(config: ModelConfig, folder: Path) -> tuple[TensorSource,
 
 
 def encoder_elements(config: ModelConfig, tensors: TensorSource) -> int:
-    """Weights of the picture encoder, in the checkpoint or beside a GGUF file; 0: there is none."""
-    if (projector := find_projector(tensors.where)) is not None:
-        return sum(math.prod(entry.shape) for entry in GgufFile.open(projector).tensors.values())
+    """Weights of the picture encoder, in the checkpoint or in a projector; 0: there is none."""
     source, names = vision_source(config, tensors)
-    return sum(math.prod(source.entry(name).shape) for name in names)
+    if names or (projector := find_projector(_model(tensors))) is None:
+        return sum(math.prod(source.entry(name).shape) for name in names)
+    return sum(math.prod(entry.shape) for entry in GgufFile.open(projector).tensors.values())
 
 
 def write_vision_file(config: ModelConfig, source: Path, output: Path) -> None:
-    """Write the picture encoder of a model directory beside the same model quantised or packed; nothing if it has none.
+    """Write the picture encoder of a model beside the same model quantised or packed; nothing if it has none.
 
     Raises ModelLoadError for a damaged source, OSError.
     """
-    if not any(part == VISION_TOWER for part, _ in config.left_out):
+    if (projector := find_projector(source)) is not None:
+        shutil.copyfile(projector, output / projector.name)
+        return
+    if is_gguf(source) or not any(part == VISION_TOWER for part, _ in config.left_out):
         return
     tensors, names = open_vision_source(config, source)
     if not names:
@@ -113,6 +117,11 @@ def _copy(entry: TensorEntry, stream: BinaryIO) -> None:
 
 def _folder(tensors: TensorSource) -> Path:
     return tensors.where if tensors.where.is_dir() else tensors.where.parent
+
+
+def _model(tensors: TensorSource) -> Path:
+    """The GGUF file or the directory."""
+    return tensors.where if is_gguf(tensors.where) else _folder(tensors)
 
 
 def host_bytes(elements: int) -> int:

@@ -121,6 +121,7 @@ FAMILIES: Final = (
         ("Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VL_MoeForConditionalGeneration"),
         "",
         FamilyChat(("hermes",), ("ernie45",)),
+        _PILLOW,
     ),
     Family("aria", ("AriaTextForCausalLM", "AriaForConditionalGeneration"), ""),
     Family("deepseek_ocr2", ("DeepseekOcr2ForConditionalGeneration",), ""),

@@ -178,8 +178,11 @@ def trace_sizes(files: ModelFiles) -> TraceSizes:
     head."""
     routed, formats = files.config.routed, files.expert_formats()
     total_bytes = sum(sum(routed.bytes_by_expert(each)) for each in formats)
-    expert_bytes = total_bytes / max(1, len(formats) * routed.num_experts)
-    bits = 8 * expert_bytes / (3 * routed.hidden_size * max(1, routed.intermediate_size))
+    sizes = routed.intermediate_sizes
+    elements = (
+        3 * routed.hidden_size * sum(map(float, sizes)) / len(sizes) * len(formats) * routed.num_experts
+    )
+    bits = 8 * total_bytes / max(1.0, elements)
     *before, last = dense_stretches(files)[0]
     dense_bytes = sum(before) / max(1, len(before))
     return TraceSizes(routed.hidden_size, routed.intermediate_size, bits, dense_bytes, head_bytes=last)

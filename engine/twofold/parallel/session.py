@@ -78,6 +78,7 @@ def run_rank(
     config = rank_config(config)
     place = find_place(parallel)
     files = open_model_files(Path(config.model), config.speculation.mtp_use)
+    files = files.caching_rows(config.row_cache_bytes)
     check_rank_files(files)
     meeting = Meeting(place, parallel.distributed_timeout_s, parallel.distributed_backend)
     with _local_ranks(arguments, parallel, meeting) as local:

@@ -161,7 +161,12 @@ class _ExpertTensor:
 
 def _expert_tensors(files: ModelFiles, shapes: BaseShapes) -> dict[str, _ExpertTensor]:
     """Tensors of routed experts by name, but their biases."""
-    blocks = [weights for block, weights in files.blocks() if isinstance(block, ExpertBlock)]
+    blocks = [
+        own
+        for block, weights in files.blocks()
+        if isinstance(block, ExpertBlock)
+        for _, own in block.of_one_size(weights)
+    ]
     found = {}
     for (experts, facts), weights in zip(shapes.experts.items(), blocks, strict=True):
         for role, spec in weights.specs.items():

@@ -114,7 +114,8 @@ class _Maker:
         made: list[OutputTensor] = []
         for block, weights in blocks:
             if isinstance(block, ExpertBlock):
-                made += self._experts(block, weights)
+                for group, own in block.of_one_size(weights):
+                    made += self._experts(group, own)
             else:
                 made += [self._tensor(block, block.layer, spec) for spec in weights.specs.values()]
         return tuple(made)

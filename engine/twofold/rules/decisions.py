@@ -12,7 +12,6 @@ from twofold.blocks.recoding import Recoding
 from twofold.models.model_files import ModelFiles
 from twofold.rules.modules import Module, modules_of
 from twofold.rules.placement import PlacementRule, choose_rules
-from twofold.weights.tensor_spec import TensorSpec
 from twofold.weights.weight_format import FORMATS
 
 
@@ -106,7 +105,8 @@ def _recoding(
 def _rows(module: Module) -> Iterator[tuple[str, int]]:
     part, weights = module.part, module.weights
     if isinstance(part, ExpertBlock):
-        specs: tuple[TensorSpec, ...] = part.stacked_experts(weights)
+        groups = part.of_one_size(weights)
+        specs = tuple(spec for group, own in groups for spec in group.stacked_experts(own))
     else:
         specs = tuple(weights.specs[name] for name in module.recodable)
     for spec in specs:

@@ -14,7 +14,7 @@ from twofold.adapters.base_shapes import PARTS, BaseExperts, BaseShapes
 from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.block import ExpertBlock
-from twofold.blocks.block_weights import Stacked
+from twofold.blocks.block_weights import BlockWeights, Stacked
 from twofold.models.model_files import ModelFiles
 from twofold.step.adapter_rows import F32, AdapterEnds, AdapterSteps
 from twofold.weights.gguf_source import GgufSource
@@ -33,14 +33,17 @@ def shapes_of(files: ModelFiles) -> BaseShapes:
         specs.append(replace(files.head.specs["vocabulary"], name=f"{HEAD_NAME}{_WEIGHT}", gguf=""))
     experts = {}
     for block, weights in files.blocks():
-        if isinstance(block, ExpertBlock):
-            routed = block.routed
+        for group, own in block.of_one_size(weights) if isinstance(block, ExpertBlock) else ():
+            routed = group.routed
             sizes = routed.num_experts, routed.hidden_size, routed.intermediate_size
-            name = block.stacked_experts(weights)[0].name.rpartition(".")[0]
-            experts[name] = BaseExperts(*sizes, **block.fused_form._asdict())
+            experts[_name(group, own)] = BaseExperts(*sizes, **group.fused_form._asdict())
     fields = files.tensors.file.fields if isinstance(files.tensors, GgufSource) else {}
     architecture = str(fields.get("general.architecture", ""))
     return BaseShapes.of_specs(specs, experts, renamed=files.config.renamed, architecture=architecture)
+
+
+def _name(experts: ExpertBlock, weights: BlockWeights) -> str:
+    return experts.stacked_experts(weights)[0].name.rpartition(".")[0]
 
 
 def refused(adapter: Adapter, name: str) -> ModelLoadError:
@@ -132,8 +135,9 @@ class ModelAdapters:
                 continue
             module, _, part = name.rpartition(".")
             experts, _, expert = module.rpartition(".")
-            if experts in self._layers:
-                place = self._layers[experts], int(expert), PARTS.index(part)
+            if experts in self._places:
+                layer, first = self._places[experts]
+                place = layer, first + int(expert), PARTS.index(part)
                 prepared.experts.append((place, low_rank_like(likes, module, product)))
                 continue
             if (places := self._matrices.get(name)) is None:
@@ -190,6 +194,15 @@ class ModelAdapters:
         }  # whatever its tensor is called, where it is tied
 
     @cached_property
-    def _layers(self) -> dict[str, int]:
-        """MoE layers by the name of their experts."""
-        return {name: layer for layer, name in enumerate(self.shapes.experts)}
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """(MoE layer, number of the first one) by the name of experts."""
+        found: dict[str, tuple[int, int]] = {}
+        layer = 0
+        for block, weights in self.files.blocks():
+            if isinstance(block, ExpertBlock):
+                first = 0
+                for group, own in block.of_one_size(weights):
+                    found[_name(group, own)] = layer, first
+                    first += group.routed.num_experts
+                layer += 1
+        return found

@@ -48,6 +48,8 @@ class StepBatch:
         """[T] number of each token's adapter, -1 for none; empty: no token has any."""
         self.media: list[MediaPart] = []
         """Pictures' rows among the tokens."""
+        self.pictures: list[bool] = []
+        """[T] whether the token has experts of pictures; empty: no token has."""
         self.continues_decode = False
         """Whether the previous step had the same sequences, one token each; all rows are sampled from then."""
         self.meta = BatchMeta(self.token_ids, self.token_ids, np.empty((0, 0), np.int32), self.token_ids)
@@ -106,6 +108,7 @@ class StepBatch:
             ids=ids_of(scheduled, self._num_ids),
         )
         self.media = media_of(scheduled)
+        self.pictures = pictures_of(scheduled)
         self._num_pages = [len(item.sequence.pages) for item in scheduled]
         return len(tokens) == len(scheduled) == len(last_rows)
 
@@ -120,7 +123,7 @@ class StepBatch:
         self.token_ids[:] = tokens
         self.positions = positions
         self.generated = [True] * len(positions)
-        self.media = []
+        self.media, self.pictures = [], []
         meta = self.meta
         meta.positions[:] = positions
         tables = meta.page_tables
@@ -159,17 +162,33 @@ def media_of(scheduled: Seq[ScheduledSequence]) -> list[MediaPart]:
     return parts
 
 
+def pictures_of(scheduled: Seq[ScheduledSequence]) -> list[bool]:
+    """[T] whether the token has experts of pictures; empty: no token has."""
+    found: list[bool] = []
+    for sequence, num_tokens, *_ in scheduled:
+        media, before = sequence.request.media, sequence.num_computed
+        own = [False] * num_tokens
+        for begin, end in () if media is None else media.routed:
+            for at in range(max(begin - before, 0), min(end - before, num_tokens)):
+                own[at] = True
+        found += own
+    return found if any(found) else []
+
+
 def ids_of(scheduled: Seq[ScheduledSequence], num_ids: int) -> I64 | None:
     """[T, num_ids] ids of each token and of those before it in its sequence; None: no layer needs more than its own."""
     if num_ids < 2:
         return None
-    found = []
+    known: list[int] = []
+    rows: list[int] = []
     for sequence, num_tokens, _, drafts, _ in scheduled:
         begin = sequence.num_computed
-        first = max(0, begin + 1 - num_ids)
-        tokens = [*sequence.token_ids[first : begin + num_tokens - len(drafts)], *drafts]
-        found.append(ngram_ids(tokens, begin - first, num_ids))
-    return np.concatenate(found)
+        before = min(begin, num_ids - 1)
+        known += [-1] * (num_ids - 1 - before)
+        rows += range(len(known) + before, len(known) + before + num_tokens)
+        known += sequence.token_ids[begin - before : begin + num_tokens - len(drafts)]
+        known += drafts
+    return np.array(known, np.int64)[np.array(rows)[:, None] - np.arange(num_ids)]
 
 
 def next_ids_of(scheduled: Seq[ScheduledSequence], num_ids: int) -> I64:

@@ -94,17 +94,18 @@ def moe_shape(files: ModelFiles) -> MoeShape:
         activation=routed.activation,
         biases=routed.biases,
         limits=expert_limits(files.config.layers),
+        second_half=routed.second_half,
     )
 
 
 def open_mapped_experts(panels: MappedPanels, shape: MoeShape) -> _core.ExpertStore:
     """The experts of a panel file. Raises ModelLoadError if their shape differs from the model's."""
     stored = panels.contents.experts
-    sizes = (len(stored.formats), stored.num_experts, stored.hidden, stored.intermediate)
+    sizes = (len(stored.formats), stored.num_experts, stored.hidden, stored.intermediate_sizes)
     # A file may have an MTP layer that is not run.
     num_layers = shape.num_layers if len(stored.formats) == shape.num_layers + 1 else len(stored.formats)
     found = (num_layers, *sizes[1:], stored.formats[:num_layers], stored.biases)
-    expected_sizes = (shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate)
+    expected_sizes = (shape.num_layers, shape.num_experts, shape.hidden, shape.intermediate_sizes)
     expected = (*expected_sizes, shape.formats, shape.biases)
     if found != expected:
         raise ModelLoadError(

@@ -179,7 +179,9 @@ class ModelRunner:
         scheduled, batch = schedule.items, self._batch.of(schedule)
         prepared = self._model.attention_batch(batch.meta)
         self._model.adapters.set(batch.adapters)  # before the step is priced
-        self.moe.begin_step(step, batch.requests, batch.positions, batch.generated, batch.verified)
+        self.moe.begin_step(
+            step, batch.requests, batch.positions, batch.generated, batch.verified, batch.pictures
+        )
         self.batch_s += time.perf_counter() - began
         if not batch.continues_decode and len(ahead := next_ids_of(scheduled, self._model.num_ids)):
             self._model.read_ahead(ahead)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
-from twofold.api.media import MediaRows, MediaSpan
+from twofold.api.media import MediaRows, MediaSpan, PromptMedia
 
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 
@@ -33,26 +34,45 @@ class EncodedPicture:
 
 
 @dataclass(frozen=True)
-class PicturePlaces:
-    """A prompt in which every row of its pictures has a token."""
+class PictureTokens:
+    """Tokens of a model's pictures."""
 
-    token_ids: I64
-    spans: tuple[MediaSpan, ...]
+    rows: tuple[int, ...]
+    """Tokens of which each stands for a row."""
+    routed: tuple[int, ...]
+    """Tokens with experts of pictures: those and marks around them; empty: the family has no such experts."""
+
+
+@dataclass(frozen=True)
+class PlacedPrompt:
+    """A prompt with a token for every row of its pictures."""
+
+    token_ids: tuple[int, ...]
+    media: PromptMedia
     offsets: I64
-    """Position here of each token of the prompt with one token per run, and of its end."""
+    """Position in `token_ids` of each token of the prompt that was given, and of its end."""
+
+
+Rotations = Callable[[I64, Sequence[tuple[int, ...] | None]], I32]
+"""Rotary positions [axes, tokens] of a prompt with a token for every row, from the grids of its pictures."""
 
 
 def place_pictures(
-    token_ids: Sequence[int], pictures: Sequence[EncodedPicture], row_tokens: Collection[int]
-) -> PicturePlaces:
+    token_ids: Sequence[int],
+    pictures: Sequence[EncodedPicture],
+    tokens: PictureTokens,
+    rotations: Rotations | None,
+) -> PlacedPrompt:
     """Repeat the token of each run of rows, in a prompt in which `EncodedPicture.text` stands for each picture, in
     order.
+
+    rotations: None where the positions are those of text.
 
     Raises:
         ValueError: the prompt has more or fewer runs than the pictures.
     """
     ids = np.asarray(token_ids, np.int64)
-    places = np.flatnonzero(np.isin(ids, list(row_tokens)))
+    places = np.flatnonzero(np.isin(ids, tokens.rows))
     num_runs = sum(len(picture.runs) for picture in pictures)
     if len(places) != num_runs:
         raise ValueError(
@@ -68,4 +88,11 @@ def place_pictures(
         for picture in pictures
         for run, first_row in zip(picture.runs, accumulate(picture.runs, initial=0), strict=False)
     )
-    return PicturePlaces(np.repeat(ids, counts), spans, offsets)
+    whole = np.repeat(ids, counts)
+    edges = np.flatnonzero(np.diff(np.isin(whole, tokens.routed), prepend=False, append=False)).tolist()
+    media = PromptMedia(
+        spans,
+        None if rotations is None else rotations(whole, [picture.grid for picture in pictures]),
+        tuple(zip(edges[::2], edges[1::2], strict=True)),
+    )
+    return PlacedPrompt(tuple(whole.tolist()), media, offsets)

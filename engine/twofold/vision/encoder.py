@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from twofold.api.errors import ConfigError, ModelLoadError
-from twofold.api.media import MediaRows, MediaSpan, PromptMedia
+from twofold.api.media import MediaRows
+from twofold.vision.encoded import EncodedPicture, PictureTokens, PlacedPrompt, place_pictures
 from twofold.vision.processor import picture_processor
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ class PictureEncoder:
         self.tokenizer = self._processor.tokenizer
         """The checkpoint's tokenizer, as transformers has it."""
         self._digest = _digest({name: tensors[name] for name in sorted(tensors)})
-        self.row_tokens: tuple[int, ...] = (self._model.config.image_token_id,)
-        """Tokens of which each stands for a row."""
+        self.tokens = PictureTokens((self._model.config.image_token_id,), _routed_tokens(self._processor))
         self.mark: str = self._processor.image_token
         """Stands for a picture in what the chat template writes."""
         self.hidden_size: int = self._model.config.get_text_config().hidden_size
@@ -123,30 +123,18 @@ class PictureEncoder:
             return value
         return value.to(self._model.device, self._model.dtype if value.is_floating_point() else None)
 
-    def placed(
-        self, token_ids: Sequence[int], pictures: Sequence[PreparedPicture], rows: Sequence[MediaRows]
-    ) -> PromptMedia:
-        """Where the pictures' rows are in a prompt in which `PreparedPicture.text` stands for each, in order.
+    def picture(self, picture: PreparedPicture) -> EncodedPicture:
+        """A picture's rows, and what stands for them in a prompt."""
+        text, runs = self.collapsed(picture.text)
+        return EncodedPicture(text, tuple(runs), self.encoded(picture), picture.grid)
 
-        Raises:
-            ValueError: the prompt has more or fewer tokens for rows than the pictures have rows.
-        """
-        ids = np.asarray(token_ids, np.int64)
-        places = np.flatnonzero(np.isin(ids, self.row_tokens))
-        counts = [len(each.rows) for each in rows]
-        if len(places) != sum(counts):
-            raise ValueError(
-                f"the prompt has {len(places)} tokens that stand for rows of pictures; {sum(counts)} were expected "
-                f"for {len(pictures)} pictures"
-            )
-        own = np.split(places, np.cumsum(counts)[:-1])
-        spans = (span for media, each in zip(rows, own, strict=True) for span in _spans(media, each))
-        grids = [picture.grid for picture in pictures if picture.grid is not None]
-        return PromptMedia(tuple(spans), self.rotations(ids, grids) if self.rotates else None)
+    def placed(self, token_ids: Sequence[int], pictures: Sequence[EncodedPicture]) -> PlacedPrompt:
+        """The prompt with the pictures' rows. Raises ValueError as `place_pictures`."""
+        return place_pictures(token_ids, pictures, self.tokens, self.rotations if self.rotates else None)
 
     def collapsed(self, text: str) -> tuple[str, list[int]]:
         """A picture's text with one token for each run of equal tokens that stand for rows, and the runs' lengths."""
-        names = map(re.escape, self.tokenizer.convert_ids_to_tokens(self.row_tokens))
+        names = map(re.escape, self.tokenizer.convert_ids_to_tokens(self.tokens.rows))
         runs: list[int] = []
 
         def one(run: re.Match[str]) -> str:
@@ -155,26 +143,18 @@ class PictureEncoder:
 
         return re.sub(rf"({'|'.join(names)})\1*", one, text), runs
 
-    def rotations(self, token_ids: I64, grids: Sequence[Sequence[int]]) -> I32:
+    def rotations(self, token_ids: I64, grids: Sequence[Sequence[int] | None]) -> I32:
         """Rotary positions [axes, tokens] of a prompt with a token per row, where the family `rotates`.
 
         grids: patches (time, height, width) of each picture.
         """
-        kinds = np.isin(token_ids, self.row_tokens).astype(np.int64)
+        kinds = np.isin(token_ids, self.tokens.rows).astype(np.int64)
         positions, _ = self._model.get_rope_index(
             torch.from_numpy(token_ids)[None],
             mm_token_type_ids=torch.from_numpy(kinds)[None],
             image_grid_thw=torch.tensor(grids),
         )
         return np.asarray(positions[:, 0].numpy(), np.int32)
-
-
-def _spans(media: MediaRows, places: I64) -> Iterator[MediaSpan]:
-    """Spans of a picture whose rows' tokens are at `places` [rows]."""
-    begin = 0
-    for end in [*(np.flatnonzero(np.diff(places) > 1) + 1).tolist(), len(places)]:
-        yield MediaSpan(int(places[begin]), end - begin, media, begin)
-        begin = end
 
 
 def vision_class(folder: Path) -> tuple[Any, Any]:
@@ -199,6 +179,13 @@ def vision_class(folder: Path) -> tuple[Any, Any]:
         raise ModelLoadError(
             f"{folder}: transformers has no model for {type(config).__name__}, so its pictures cannot be encoded"
         ) from None
+
+
+def _routed_tokens(processor: Any) -> tuple[int, ...]:
+    kinds_of = getattr(processor, "create_moe_mm_token_type_ids", None)
+    if kinds_of is None:
+        return ()
+    return tuple(np.flatnonzero(kinds_of(np.arange(len(processor.tokenizer)))).tolist())
 
 
 def _encoder(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from twofold.api.errors import ModelLoadError
+from twofold.models.registry import family_named, read_config
 from twofold.text.tokenizer import Tokenizer
 from twofold.vision.encoder import vision_class
 from twofold.vision.projector_families import FAMILIES
 from twofold.vision.projector_family import ProjectorFamily, sources_of
 from twofold.vision.projector_file import ProjectorFile
-from twofold.weights.gguf_file import GgufFile
+from twofold.weights.gguf_file import GgufFile, is_gguf
 from twofold.weights.json_file import read_json_object
 
 
@@ -31,22 +32,21 @@ def projector_checkpoint(projector: Path, model: Path, folder: Path) -> dict[str
 
     Args:
         projector: an mmproj-*.gguf.
-        model: the text's GGUF file, whose tokenizer and size the encoder must fit.
+        model: the text's GGUF file, or a directory made of it, whose tokenizer and size the encoder must fit.
         folder: an existing directory.
 
     Raises:
         ModelLoadError: a file is damaged, the type of projector is unknown, or it belongs to another model.
     """
-    file, text = ProjectorFile(projector), GgufFile.open(model)
-    family, model_type = _family(file, text)
-    hidden = text.fields.get(f"{text.fields['general.architecture']}.embedding_length")
+    file = ProjectorFile(projector)
+    architecture, hidden, tokenizer = _text(model)
+    family, model_type = _family(file, model, architecture)
     if (width := file.size("projection_dim")) != hidden:
         raise ModelLoadError(
             f"{projector}: gives rows of {width} values, expected {hidden}, the hidden size of {model.name}; give the "
             "projector of this model"
         )
     vision = family.vision(file)
-    tokenizer = Tokenizer.from_gguf(text)
     numbers = {key: tokenizer.token_id(token) for key, token in family.tokens.items()}
     if missing := [family.tokens[key] for key, number in numbers.items() if number is None]:
         raise ModelLoadError(
@@ -71,7 +71,18 @@ def projector_checkpoint(projector: Path, model: Path, folder: Path) -> dict[str
     return _tensors(file, family, _expected(file, folder))
 
 
-def _family(file: ProjectorFile, text: GgufFile) -> tuple[ProjectorFamily, str]:
+def _text(model: Path) -> tuple[str, Any, Tokenizer]:
+    """general.architecture of the text, its hidden size and its tokenizer."""
+    if is_gguf(model):
+        fields = (text := GgufFile.open(model)).fields
+        architecture = str(fields.get("general.architecture"))
+        return architecture, fields.get(f"{architecture}.embedding_length"), Tokenizer.from_gguf(text)
+    config = read_config(model)
+    family = family_named(config.architecture)
+    return "" if family is None else family.gguf, config.hidden_size, Tokenizer.open(model)
+
+
+def _family(file: ProjectorFile, model: Path, architecture: str) -> tuple[ProjectorFamily, str]:
     """The projector's family, and transformers' model type of it with this text."""
     family = FAMILIES.get(file.kind)
     if family is None:
@@ -79,10 +90,9 @@ def _family(file: ProjectorFile, text: GgufFile) -> tuple[ProjectorFamily, str]:
             f"{file.path}: is a projector of type {file.kind!r}, expected one of {', '.join(FAMILIES)}; give the "
             "Hugging Face checkpoint instead"
         )
-    architecture = str(text.fields.get("general.architecture"))
     if architecture not in family.models:
         raise ModelLoadError(
-            f"{file.path}: a projector of type {file.kind} was given for {text.path.name}, whose general.architecture "
+            f"{file.path}: a projector of type {file.kind} was given for {model.name}, whose general.architecture "
             f"is {architecture!r}; expected {' or '.join(family.models)}. Give the projector of this model"
         )
     return family, family.models[architecture]

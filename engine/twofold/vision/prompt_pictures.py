@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from twofold.text.conversation.pictures import PictureTemplate, picture_text
-from twofold.vision.encoded import EncodedPicture
-from twofold.vision.service import PlacedPrompt
+from twofold.vision.encoded import EncodedPicture, PlacedPrompt
 
 
 class PictureEncoding(Protocol):

@@ -24,9 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.api.errors import ConfigError, KernelError, ModelLoadError, RequestError
-from twofold.api.media import MediaRows, PromptMedia
-from twofold.vision.encoded import EncodedPicture, place_pictures
+from twofold.api.media import MediaRows
+from twofold.vision.encoded import EncodedPicture, PictureTokens, PlacedPrompt, place_pictures
 
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 _log = logging.getLogger(__name__)
@@ -53,16 +54,6 @@ class PictureSource:
     cache_bytes: int
     idle_s: float
     """Seconds without a picture after which the process ends; 0: it does not."""
-
-
-@dataclass(frozen=True)
-class PlacedPrompt:
-    """A prompt with a token for every row of its pictures."""
-
-    token_ids: tuple[int, ...]
-    media: PromptMedia
-    offsets: I64
-    """Position in `token_ids` of each token of the prompt that was given, and of its end."""
 
 
 @dataclass(frozen=True)
@@ -158,14 +149,14 @@ class PictureService:
         """
         with self._lock:
             worker = self._started()
-            places = place_pictures(token_ids, pictures, worker.row_tokens)
-            rotations = None
-            if worker.rotates:
-                grids = [picture.grid for picture in pictures]
-                header, worker = self._ask({"kind": "rotate", "grids": grids}, places.token_ids.tobytes())
-                rotations = self._array(worker, (header["axes"], len(places.token_ids)), np.int32)
-        media = PromptMedia(places.spans, rotations)
-        return PlacedPrompt(tuple(places.token_ids.tolist()), media, places.offsets)
+            return place_pictures(
+                token_ids, pictures, worker.tokens, self._rotations if worker.rotates else None
+            )
+
+    def _rotations(self, token_ids: I64, grids: Sequence[tuple[int, ...] | None]) -> I32:
+        header, worker = self._ask({"kind": "rotate", "grids": grids}, token_ids.tobytes())
+        found: I32 = self._array(worker, (header["axes"], len(token_ids)), np.int32)
+        return found
 
     def close(self) -> None:
         """End the process. Safe to call twice."""
@@ -264,7 +255,7 @@ class _Worker:
             self.close()
             raise
         self.mark: str = header["mark"]
-        self.row_tokens: tuple[int, ...] = tuple(header["row_tokens"])
+        self.tokens = PictureTokens(tuple(header["row_tokens"]), tuple(header["routed_tokens"]))
         self.rotates: bool = header["rotates"]
 
     def close(self) -> None:

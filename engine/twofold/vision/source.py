@@ -6,6 +6,7 @@ from pathlib import Path
 
 from twofold.api.errors import ConfigError
 from twofold.api.picture_config import PictureConfig, parse_processor_settings
+from twofold.models.config import reads_pictures
 from twofold.models.model_files import ModelFiles
 from twofold.models.picture_encoder import find_projector, vision_source
 from twofold.models.registry import family_named
@@ -21,14 +22,12 @@ def picture_source(
     projector = None if config.mmproj is None else Path(config.mmproj).expanduser()
     if projector is not None and not projector.is_file():
         raise ConfigError(f"--mmproj was given {config.mmproj}, which is no file")
-    if is_gguf(model):
-        projector = projector or find_projector(model)
-        if projector is None:
-            return None
-    elif projector is not None:
+    if projector is not None and not is_gguf(model):
         raise ConfigError("--mmproj was given with a model directory; only GGUF models have such a file")
-    elif not _reads_pictures(files):
-        return None
+    if is_gguf(model) or not _has_encoder(files):
+        projector = projector or find_projector(model)
+        if projector is None or not _reads_pictures(files):
+            return None
     return PictureSource(
         model,
         projector,
@@ -42,6 +41,11 @@ def picture_source(
 
 
 def _reads_pictures(files: ModelFiles) -> bool:
-    """Whether the family reads pictures, and the files have the encoder."""
+    """Whether the family reads pictures."""
     family = family_named(files.config.architecture)
-    return bool(family and family.pictures) and bool(vision_source(files.config, files.tensors)[1])
+    return bool(family and family.pictures) and reads_pictures(files.config.layers)
+
+
+def _has_encoder(files: ModelFiles) -> bool:
+    """Whether the family reads pictures, and the files of its directory have the encoder."""
+    return _reads_pictures(files) and bool(vision_source(files.config, files.tensors)[1])

@@ -46,7 +46,15 @@ def main() -> None:
         except TwofoldError as error:
             _refuse(channel, error)
             return
-        _send(channel, {"mark": encoder.mark, "row_tokens": encoder.row_tokens, "rotates": encoder.rotates})
+        _send(
+            channel,
+            {
+                "mark": encoder.mark,
+                "row_tokens": encoder.tokens.rows,
+                "routed_tokens": encoder.tokens.routed,
+                "rotates": encoder.rotates,
+            },
+        )
         while True:
             question = json.loads(channel.recv_bytes())
             answer = _ANSWERS[question["kind"]]
@@ -100,12 +108,11 @@ def _encode(encoder: PictureEncoder, question: Mapping[str, Any], data: bytes) -
             f"({error})",
             param=question["where"],
         ) from None
-    encoded = encoder.encoded(prepared)
-    text, runs = encoder.collapsed(prepared.text)
-    deep = encoded.deep
+    made = encoder.picture(prepared)
+    encoded, deep = made.media, made.media.deep
     header = {
-        "text": text,
-        "runs": runs,
+        "text": made.text,
+        "runs": made.runs,
         "digest": encoded.digest.hex(),
         "grid": prepared.grid,
         "size": size,

@@ -91,12 +91,20 @@ class StoredExperts:
     stretches: tuple[Stretch, ...]
     biases: bool = False
     """Whether each expert's biases follow its panels."""
+    second_half: int = 0
+    """Intermediate size of the second half of a layer's experts; 0: as the first half's."""
+
+    @property
+    def intermediate_sizes(self) -> tuple[int, ...]:
+        """Distinct sizes, each of as many adjacent experts."""
+        return (self.intermediate, self.second_half) if self.second_half else (self.intermediate,)
 
     def layer_bytes(self, layer: int) -> int:
         """Bytes of a layer's experts; each begins on a cache line."""
+        inner, of_size = self.intermediate_sizes, self.num_experts // len(self.intermediate_sizes)
         sizes = (
-            packed_expert_bytes(formats, self.hidden, self.intermediate, biases=self.biases)
-            for formats in formats_by_expert(self.formats[layer], self.num_experts)
+            packed_expert_bytes(formats, self.hidden, inner[n // of_size], biases=self.biases)
+            for n, formats in enumerate(formats_by_expert(self.formats[layer], self.num_experts))
         )
         return sum(-(-size // CACHE_LINE) * CACHE_LINE for size in sizes)
 
@@ -225,9 +233,12 @@ def _experts(data: Any, end: int) -> StoredExperts:
     biases = data.get("biases", False)
     if not isinstance(biases, bool):
         raise ValueError(f"{biases!r} does not say whether experts have biases")
+    second = _count(data["second_half"]) if data.get("second_half") else 0
     for each in formats:
         _expect(len(formats_by_expert(each, num_experts)), num_experts)
-    experts = StoredExperts(num_experts, hidden, inner, formats, stretches, biases)
+    if second and num_experts % 2:
+        raise ValueError(f"{num_experts} experts have no second half")
+    experts = StoredExperts(num_experts, hidden, inner, formats, stretches, biases, second)
     _expect(len(stretches), len(formats))
     at = stretches[0].offset if stretches else 0
     for layer, stretch in enumerate(stretches):

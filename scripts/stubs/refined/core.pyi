@@ -372,11 +372,15 @@ class Router:
         gate_norm: _F32 | None = None,
         expert_scale: _F32 | None = None,
         softcap: float = 0.0,
+        pictures_gate: _F32 | _U16 | None = None,
+        pictures_bias: _F32 | None = None,
     ) -> None:
         """bias [experts]: added to scores for choosing only; gate_bias: added to logits; expert_scale: scales weights.
 
         gate_norm [hidden]: norm of the router's input rows, if experts read other rows. Without norm_weight, rows are
         read as they are. softcap: above 0, logits become softcap * tanh(logit / softcap).
+
+        pictures_gate, pictures_bias: of rows of pictures, to as many experts after those of gate_weight.
         """
 
 class RoutedExperts:
@@ -600,7 +604,8 @@ def event_formats() -> dict[str, tuple[np.dtype[Any], dict[str, str]]]:
 
 class ExpertStore:
     def __init__(self, formats: Sequence[LayerFormats]):
-        """formats: of each layer's experts, for all or for each.
+        """formats: of each layer's experts, for all or for each. second_half: intermediate size of the second half of
+        them; 0: as the first half's.
 
         limits: of the activation (kernels/include/twofold/expert.h), one per layer, 0 for none; or none at all.
 
@@ -647,7 +652,8 @@ class DenseCost:
 class MoeExecutor:
     def begin_step(self):
         """verified: rows of a next token and its drafts, which are decode tokens; empty: none. is_recorded: False for a
-        drafter's pass, whose routing is neither counted nor an event."""
+        drafter's pass, whose routing is neither counted nor an event. pictures: rows with experts of pictures; empty:
+        none."""
 
     def record_release(self):
         """Record that all experts leave their slots. Returns the number of the last step, -1 if there was none."""

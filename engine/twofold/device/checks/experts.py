@@ -113,6 +113,7 @@ def expert_pair(
     whole = moe_shape(files)
     limits = whole.limits[moe_layer : moe_layer + 1]
     of_layer = formats_by_expert(whole.formats[moe_layer], whole.num_experts)
+    of_layer = of_layer[: whole.of_text.num_experts]
     formats = formats or of_layer[0]
     numbers = tuple(number for number, each in enumerate(of_layer) if each == formats)[:2]
     shape = dataclasses.replace(
@@ -139,7 +140,10 @@ def expert_pair(
     if (biases := files.expert_biases(layer)) is not None:
         store.put_biases(0, 0, np.ascontiguousarray(biases[list(numbers)]))
     return ExpertPair(
-        store, 0, dataclasses.replace(shape, num_experts=len(numbers)), tuple(range(len(numbers)))
+        store,
+        0,
+        dataclasses.replace(shape, num_experts=len(numbers), second_half=0),
+        tuple(range(len(numbers))),
     )
 
 

@@ -125,7 +125,7 @@ def needs_of(size: ModelSize) -> DeviceNeeds:
     model = size.config
     # Per pair: outputs and gate and up products in f32, input of down in bf16. Per token: residual stream, its norm,
     # queries, keys and values, router scores.
-    pair_bytes = 4 * model.hidden_size + 10 * model.routed.intermediate_size
+    pair_bytes = 4 * model.hidden_size + 10 * max(model.routed.intermediate_sizes)
     elements = max(block.device_elements_per_token for layer in model.layers for block in layer)
     page_elements = sum(block.device_page_elements for layer in model.layers for block in layer)
     return DeviceNeeds(

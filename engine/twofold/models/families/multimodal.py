@@ -10,6 +10,8 @@ from typing import Final
 
 from twofold.blocks.attention.norms import HeadNorms
 from twofold.blocks.attention.rotation import Rotation
+from twofold.blocks.picture_experts import PictureExperts
+from twofold.blocks.picture_router import PictureRouter
 from twofold.models.decoder import Axes, Decoder, TextPart
 from twofold.models.families.dense import DENSE
 from twofold.models.families.grouped_query import SIGMOID
@@ -22,14 +24,14 @@ MULTIMODAL: Final = {
         attention={"norms": HeadNorms()},
         router={"renormalise": True},
         experts={"transposed": True},
-        text=TextPart(axes=Axes((24, 20, 20), interleaved=True)),
+        text=TextPart(axes=Axes((24, 20, 20), arrangement="interleaved")),
     ),
     "qwen3_vl": replace(
         DENSE["qwen3"],
         summary="Qwen3-VL without experts (2B to 32B), its text: Qwen3.",
         model_type="qwen3_vl_text",
         slides=lambda settings, layer: False,
-        text=TextPart(axes=Axes((24, 20, 20), interleaved=True)),
+        text=TextPart(axes=Axes((24, 20, 20), arrangement="interleaved")),
     ),
     "glm4v_moe": Decoder(
         "GLM-4.5V and 4.6V, their text: GLM-4.5 without norms of queries and keys.",
@@ -41,21 +43,19 @@ MULTIMODAL: Final = {
         text=TextPart(axes=Axes((8, 12, 12))),
     ),
     "ernie4_5_vl_moe": Decoder(
-        "ERNIE-4.5-VL (28B-A3B), its text: ERNIE-4.5 with a gate of text tokens; the experts of images are ignored.",
+        "ERNIE-4.5-VL (28B-A3B): ERNIE-4.5 in which tokens of pictures have a gate and experts of their own.",
         "ernie4_5_vl_moe_text",
         only={"use_bias": (False, None)},
         attention={"rotation": Rotation(neighbours=True)},
-        router={
-            "renormalise": True, "bias": True, "bias_name": "moe_statics.e_score_correction_bias", "of_images": True,
-        },
+        router={"renormalise": True, "bias": True, "bias_name": "moe_statics.e_score_correction_bias"},
+        kind_of_router=PictureRouter,
+        kind_of_experts=PictureExperts,
         text=TextPart(
-            (("model.language_model.", "model."),),
-            (
-                "*.mlp.gate.weight_1", "*.mlp.vision_moe.*",
-                *(f"{at}{part}.*" for at in ("", "model.") for part in ("vision_model", "vision_tower")),
-                *(f"{at}resampler_model.*" for at in ("", "model.")),
+            images=tuple(
+                f"{at}{part}.*"
+                for at in ("", "model.") for part in ("vision_model", "vision_tower", "resampler_model")
             ),
-            experts_of_images=True,
+            axes=Axes((22, 22, 20), arrangement="rows and columns in turn"),
         ),
         renamed=(("*.mlp.text_moe.", "*.mlp."), ("*.mlp.gate.moe_statics.", "*.mlp.moe_statics.")),
     ),

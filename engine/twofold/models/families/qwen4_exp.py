@@ -100,8 +100,8 @@ def _ngrams_of_gguf(metadata: GgufMetadata) -> dict[str, Any]:
         return tuple(map(int, numbers))
 
     layers, sizes, multipliers = (listed(key) for key in ("layers", "head_vocab_sizes", "layer_multipliers"))
-    table = file.tensors.get("per_layer_token_embd.weight")
-    if not layers or table is None:
+    table, embedding = (file.tensors.get(f"{name}.weight") for name in ("per_layer_token_embd", "token_embd"))
+    if not layers or table is None or embedding is None:
         return {}
     ngram_size = fields.integer("ple.ngram_size", minimum=2, maximum=64)
     heads, end = fields.integer("ple.heads_per_ngram"), fields.integer("ple.eos_token_id", minimum=0)
@@ -111,7 +111,7 @@ def _ngrams_of_gguf(metadata: GgufMetadata) -> dict[str, Any]:
         table=0,
         ngram_size=ngram_size,
         heads=heads,
-        vocab_size=file.tensors["token_embd.weight"].shape[0],
+        vocab_size=embedding.shape[0],
         least_rows=sizes[0],
         seed=_SEED,
         end_token=end,
@@ -128,7 +128,7 @@ def _ngrams_of_gguf(metadata: GgufMetadata) -> dict[str, Any]:
         "make_ngram_vocab_size_divisible_by": table.shape[0],
         "split_ngram_parts": 1,
         "seed": _SEED,
-        "eos_token_id": [end, *filter(lambda token: token not in (None, end), [metadata.eos_token_id])],
+        "ple_eos_token_id": end,
     }
 
 

@@ -147,7 +147,7 @@ QWEN3_5_MOE: Final = replace(
     summary="Qwen3.5-MoE and Qwen3.6-MoE: Qwen3-Next with separate projections.",
     model_type="qwen3_5_moe_text",
     only={"attn_output_gate": (True,)},
-    text=TextPart(axes=Axes((11, 11, 10), interleaved=True)),
+    text=TextPart(axes=Axes((11, 11, 10), arrangement="interleaved")),
     gguf_whole=lambda metadata: qwen_gguf(metadata) | {"tiled_value_heads": True},
 )
 

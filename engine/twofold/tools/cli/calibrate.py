@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     requested = _requested_devices(args.accelerator, args.devices)
     measured_device, why_none = _measured_device(args.accelerator, requested)
     files = open_model_files(model_path(args.model) if args.model else bundled_model_path())
-    shape = moe_shape(files)
+    shape = moe_shape(files).of_text
     output = Path(args.output) if args.output else local_profile_path()
     timer = LayerTimer(shape, ops.ThreadPool(args.cpu_threads))
     device: DeviceCalibration | None = None

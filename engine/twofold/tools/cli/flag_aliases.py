@@ -347,6 +347,7 @@ SGLANG: Final = (
 
 LLAMA_CPP: Final = (
     _to("model", "-m"),
+    _to("mmproj", "-mm"),
     Alias(("-c", "--ctx-size"), "is --max-model-len here, for one request; --max-total-tokens is for all requests",
           ("max_model_len",), values=_context),
     Alias(("-t", "--threads"), "is --cpu-threads here", ("cpu_threads",), values=_threads),

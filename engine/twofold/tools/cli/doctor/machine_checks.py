@@ -103,6 +103,7 @@ def check_model(config: EngineConfig) -> Check:
 
     try:
         files = open_model_files(config.model, config.speculation.mtp_use)
+        files = files.caching_rows(config.row_cache_bytes)
         size = measure_files(files, kv_cache_dtype=config.kv_cache_dtype)
         tokens = config.max_total_tokens or config.max_model_len or size.config.max_context
         fit = check_host_memory(size, available_memory_bytes(), tokens)
