@@ -14,6 +14,7 @@ from twofold.blocks.attention.selection import Chosen, Window
 from twofold.blocks.block import Block, changed
 from twofold.blocks.ffn import DenseFfn
 from twofold.blocks.gqa import Gqa
+from twofold.blocks.head import Embedding
 from twofold.blocks.mla import Mla
 from twofold.blocks.ngram_input import NgramInput
 from twofold.blocks.picture_experts import PictureExperts
@@ -66,12 +67,7 @@ def parse_config(decoder: Decoder, fields: Fields, generation: GenerationDefault
         further_rotations=tuple(further),
         renamed=decoder.renamed,
         left_out=(*decoder.left_out, *layers.left_out),
-        embedding=replace(
-            config.embedding,
-            scale=layers.embedding_scale,
-            learned_pairs=rope_dim // 2 if decoder.learned_rope else 0,
-            layer_inputs=None if layers.ngrams is None else layers.ngrams.tables,
-        ),
+        embedding=_embedding(config.embedding, layers, rope_dim),
         ignored=(*config.ignored, *(() if layers.ngrams is None else layers.ngrams.tables.ignored)),
         head=replace(
             config.head,
@@ -102,6 +98,15 @@ def _predicting(decoder: Decoder, config: ModelConfig, layers: _Layers, *, of_gg
         renamed=mtp.renamed,
         pattern=mtp.pattern,
         apart=mtp.apart,
+    )
+
+
+def _embedding(embedding: Embedding, layers: _Layers, rope_dim: int) -> Embedding:
+    return replace(
+        embedding,
+        scale=layers.embedding_scale,
+        learned_pairs=rope_dim // 2 if layers.decoder.learned_rope else 0,
+        layer_inputs=None if layers.ngrams is None else layers.ngrams.tables,
     )
 
 

@@ -117,7 +117,7 @@ class GatedPoolIndexer(Chooser):
 
 @dataclass(frozen=True)
 class GatedPoolIndexerOnDevice:
-    """`GatedPoolIndexer` in torch. Keys of pools are made anew where they are scored."""
+    """`GatedPoolIndexer` in torch, which joins the keys of pools whenever it scores them."""
 
     shape: GatedPoolIndexer
     queries: LinearOnDevice
