@@ -215,7 +215,7 @@ def test_refuses_what_does_not_fit() -> None:
         block.forward(setup.hidden[:3].copy(), batch, cache)
     with pytest.raises(KernelError, match="layer is 2"):
         setup.block(pool, 2).forward(rows, batch, cache)
-    with pytest.raises(KernelError, match="2 planes of 32 elements; expected 1 of 32"):
+    with pytest.raises(KernelError, match="the cache has 2 planes, and latents of 32 elements; expected 1"):
         block.forward(rows, batch, ops.StateCache([[(2, 32, "float32")]], 9, 4))
     with pytest.raises(KernelError, match="page_tables"):
         block.forward(rows, batch, ops.StateCache([[(1, 32, "float32")]], 1, 4))
