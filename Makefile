@@ -51,7 +51,7 @@ run: usable-ports ready-run  ## start the OpenAI server and the dashboard; Ctrl-
 	  --model="$(MODEL)" --accelerator="$(ACCELERATOR)" --ratio="$(RATIO)"
 
 # Not --dist loadfile or loadscope: in pytest-xdist 3.8 a run with them hangs after a worker has crashed (its issues 1323, 1327).
-PYTEST = TWOFOLD_TESTS_NEED_ALL=1 "$(BIN)"/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not slow"
+PYTEST = TWOFOLD_TESTS_NEED_ALL=1 OMP_NUM_THREADS=1 "$(BIN)"/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not slow"
 LESSER_LEVELS = from twofold._testing import kernels; from twofold.blocks import ops; \
   print("", *(level for level in kernels.supported_levels() if level != ops.isa_choice()[0]), "")
 # $(1): a level, $(2): its tests. A level that the CPU lacks, or that `make test` ran, is left out.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -51,7 +53,7 @@ REFUSALS_OF_BODIES: Final = {
 
 def body_of(schema: type[BaseModel]) -> dict[str, Any]:
     """A request's schema, for a route's `openapi_extra`."""
-    content = {"application/json": {"schema": schema.model_json_schema(ref_template=COMPONENTS + "{model}")}}
+    content = {"application/json": {"schema": json.loads(_json_schema(schema))}}
     return {"requestBody": {"required": True, "content": content}}
 
 
@@ -92,11 +94,17 @@ def lines_of(line: Any) -> dict[str, Any]:
 
 def _schema(reply: Any, error: str | None) -> dict[str, Any]:
     """A schema with `$defs`, which `openapi.document` moves to OpenAPI's place for them."""
-    schema = TypeAdapter(reply).json_schema(ref_template=COMPONENTS + "{model}")
+    schema: dict[str, Any] = json.loads(_json_schema(reply))
     if error is None:
         return schema
     defs = schema.pop("$defs", {})
     return {"anyOf": [schema, {"$ref": COMPONENTS + error}], "$defs": defs}
+
+
+@functools.cache
+def _json_schema(kind: Any) -> str:
+    """A type's schema as JSON. pydantic takes half of the time in which an application is made for it."""
+    return json.dumps(TypeAdapter(kind).json_schema(ref_template=COMPONENTS + "{model}"))
 
 
 def text_answer(media_type: str) -> dict[int | str, dict[str, Any]]:
