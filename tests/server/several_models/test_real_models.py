@@ -37,6 +37,7 @@ def text(answer: dict[str, Any]) -> str:
     return reply
 
 
+@pytest.mark.slow
 def test_answers_equal_those_of_each_model_alone_through_evictions(folder: Path) -> None:
     with server(folder, "--models-max", "0") as url:
         alone = {name: text(ask(url, name)) for name in ("alpha", "beta", "gamma")}
@@ -48,6 +49,7 @@ def test_answers_equal_those_of_each_model_alone_through_evictions(folder: Path)
     assert {answer["usage"]["completion_tokens"] for answer in answers} == {24}
 
 
+@pytest.mark.slow
 def test_a_model_that_is_loaded_again_finds_its_prefixes_on_disk(folder: Path, tmp_path: Path) -> None:
     """The second prompt continues the first: recurrent records are kept where a sequence ended."""
     names, longer = ("alpha", "beta", "gamma"), f"{PROMPT} and the fox had a"
