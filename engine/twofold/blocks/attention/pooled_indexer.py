@@ -178,13 +178,9 @@ class PooledIndexerOnDevice:
 
         pool, num_pools = self.shape.pool, (own + 1) // self.shape.pool
         scores = torch.einsum("qhd,ld->qhl", q, keys[pool - 1 :: pool]).relu().sum(1)
-        lists = ChosenPositions.top(scores, num_pools - 1, self.shape.most_pools).of_blocks(pool, own)
-        further = torch.arange(pool - 1, device=own.device)
-        tail = (num_pools * pool)[:, None] + further
-        positions = torch.nn.functional.pad(lists.positions, (0, pool - 1))
-        positions.scatter_(1, lists.counts.long()[:, None] + further, tail.to(positions.dtype))
-        counts = lists.counts + (own + 1 - num_pools * pool)
-        return ChosenPositions(positions, counts.to(torch.int32))
+        chosen = ChosenPositions.top(scores, num_pools - 1, self.shape.most_pools).of_blocks(pool, own)
+        whole = num_pools * pool
+        return chosen.followed_by(whole, own + 1 - whole, pool - 1)
 
 
 def _tables_of_rows(batch: DeviceBatch) -> Tensor:
