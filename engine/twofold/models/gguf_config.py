@@ -129,6 +129,12 @@ class GgufMetadata:
             intermediate: self.fields.integer(("expert_feed_forward_length", *size_keys)),
         }
 
+    @property
+    def shared_width(self) -> int:
+        """Intermediate size of the last layer's shared experts together, by their tensor; 0: there are none."""
+        tensor = self.file.tensors.get(f"blk.{self.num_layers - 1}.ffn_down_shexp.weight")
+        return 0 if tensor is None else tensor.shape[-1]
+
     def expect_score(self, score: Score) -> None:
         """Raises ModelLoadError if the file's router has another score."""
         number = _GATING[score]

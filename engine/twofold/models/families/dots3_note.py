@@ -150,7 +150,6 @@ def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
     fields, slides = metadata.fields, metadata.slides(0)
     heads = metadata.of_layers("attention.head_count", minimum=1)[: metadata.num_layers]
     rope_dim, rank = fields.integer("rope.dimension_count"), fields.integer("attention.q_lora_rank")
-    shared = metadata.file.tensors.get(f"blk.{metadata.num_layers - 1}.ffn_down_shexp.weight")
     settings: dict[str, Any] = {
         "architectures": ["Dots3NoteForCausalLM"],
         "model_type": _DECODER.model_type,
@@ -160,8 +159,8 @@ def gguf_settings(metadata: GgufMetadata) -> dict[str, Any]:
         "rope_theta": metadata.rope_parameters()["rope_theta"],
         "swa_rope_theta": fields.number("rope.freq_base_swa", above=True),
         "sliding_window": fields.integer("attention.sliding_window"),
-        "moe_shared_expert_intermediate_size": 1 if shared is None else shared.shape[-1],
-        "n_shared_experts": int(shared is not None),
+        "moe_shared_expert_intermediate_size": metadata.shared_width or 1,
+        "n_shared_experts": int(metadata.shared_width > 0),
         "intermediate_size": fields.integer("feed_forward_length"),
         "first_k_dense_replace": fields.integer("leading_dense_block_count", 0, minimum=0),
         **metadata.experts(),

@@ -86,9 +86,8 @@ def _gguf(metadata: GgufMetadata) -> dict[str, Any]:
             "index_block_size": fields.integer("attention.indexer.block_size"),
             "index_local_blocks": fields.integer("attention.indexer.local_blocks", minimum=0),
         }
-    shared = metadata.file.tensors.get(f"blk.{metadata.num_layers - 1}.ffn_down_shexp.weight")
-    if shared is not None:  # no key has their width
-        sizes |= {"num_shared_experts": 1, "shared_expert_intermediate_size": shared.shape[-1]}
+    if shared := metadata.shared_width:  # no key has it
+        sizes |= {"num_shared_experts": 1, "shared_expert_intermediate_size": shared}
     return sizes | {
         _FREQUENCY: sparse,
         "intermediate_size": fields.integer("expert_feed_forward_length"),
