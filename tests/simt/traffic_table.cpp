@@ -257,6 +257,33 @@ void indexer() {  // DeepSeek-V3.2
   report(run, "index_top");
 }
 
+void block_indexer() {  // MiniMax-M3
+  Recorded run;
+  constexpr int kHeads = 4, kDim = 128, kPage = 16, kPages = 40, kLength = 600, kBlock = 128, kMost = 256;
+  const IndexPages pages{run.zeros<uint16_t>("keys", size_t(kPages * kPage * kDim)), kPage, kDim};
+  std::vector<int32_t> tables(kPages);
+  std::iota(tables.begin(), tables.end(), 0);
+  const IndexChoice choice{run.zeros<uint16_t>("queries", size_t(kHeads * kDim)),
+                           nullptr,
+                           0,
+                           run.copy("tables", tables),
+                           run.copy("lengths", std::vector<int32_t>{kLength}),
+                           1,
+                           kHeads,
+                           kPages,
+                           kPages * kPage,
+                           kMost,
+                           kBlock,
+                           1,
+                           run.zeros<int32_t>("positions", size_t(kHeads * kMost)),
+                           run.zeros<int32_t>("counts", kHeads),
+                           false};
+  run.check(
+      launch_index_choose(choice, pages, run.zeros<float>("scores", size_t(choice.num_scores())), nullptr),
+      "index_choose");
+  report(run, "index_block");
+}
+
 void pooled_indexer() {  // Qwen3.8-Flash-Next
   Recorded run;
   constexpr int kDim = 128, kRotary = 32, kPage = 16, kPool = 16;
@@ -411,6 +438,7 @@ int main() {
     latent_attention(listed);
   }
   indexer();
+  block_indexer();
   pooled_indexer();
   delta_net<128>();
   delta_net<256>();
