@@ -63,9 +63,9 @@ def vision_source(config: ModelConfig, tensors: TensorSource) -> tuple[TensorSou
 
 
 def open_vision_source(config: ModelConfig, folder: Path) -> tuple[TensorSource, list[str]]:
-    """`vision_source` of a model directory. Raises ModelLoadError for damaged files."""
+    """`vision_source` of a model directory, with the names of its files. Raises ModelLoadError for damaged files."""
     beside = vision_source(config, TensorSource(folder, {}))
-    return beside if beside[1] else vision_source(config, Checkpoint.open(folder, renamed=config.renamed))
+    return beside if beside[1] else vision_source(config, Checkpoint.open(folder))
 
 
 def encoder_elements(config: ModelConfig, tensors: TensorSource) -> int:

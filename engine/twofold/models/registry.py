@@ -184,6 +184,7 @@ FAMILIES: Final = (
         ("MistralLarge4ForConditionalGeneration",),
         "",
         FamilyChat(("mistral",), ("mistral",)),
+        _TORCHVISION,
     ),
     Family(
         "mistral4",
