@@ -328,8 +328,7 @@ MULTIMODAL: Final = {
     "deepseek_ocr2": _of(
         "DeepseekOcr2ForConditionalGeneration",
         Row("deepseek_ocr2_text", outer="deepseek_ocr2", keys=_ROUTED, prefix=("model.", "model."),
-            vision_tensor="model.view_seperator",
-            vision_settings=_OCR2_VISION),
+            vision_tensor="model.view_seperator", vision_settings=_OCR2_VISION, gguf="deepseek2-ocr"),
         nested=True, head_dim=12, top_k=4, n_shared_experts=2, n_group=1, topk_group=1, topk_method="greedy",
         routed_scaling_factor=1.7, mlp_layer_types=["dense", "sparse", "sparse"],
     ),
