@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.models.random_blocks import GGUF_FORMATS, BlockFormat, row_bytes
-from benchmarks.models.shapes import FullShape
+from benchmarks.models.shapes import FullShape, IndexShape, LatentShape
 
 if TYPE_CHECKING:
     import gguf
@@ -84,9 +84,14 @@ class TensorMaker:
 def tensors_of_layer(shape: FullShape, layer: int, make: TensorMaker) -> Iterator[Tensor]:
     """Names begin behind "blk.N."."""
     family = FAMILIES[shape.architecture]
-    yield make.norm("attn_norm", shape.hidden)
+    if not shape.stream_rank:
+        yield make.norm("attn_norm", shape.hidden)
     yield from family.attention(shape, layer, make)
-    yield make.norm(family.second_norm, shape.hidden)
+    if not shape.stream_rank:
+        yield make.norm(family.second_norm, shape.hidden)
+    if shape.streams:
+        for part in ("hc_attn", "hc_ffn"):
+            yield from mixed_streams(shape, part, make)
     if layer < shape.dense_layers:
         yield from make.feed_forward("", shape.hidden, shape.dense)
         return
@@ -150,17 +155,103 @@ def delta_or_query(shape: FullShape, layer: int, make: TensorMaker) -> Iterator[
     yield make.dense("ssm_out", values, shape.hidden)
 
 
-def latent_query(shape: FullShape, layer: int, make: TensorMaker) -> Iterator[Tensor]:
-    latent = shape.latent
-    assert latent is not None
-    yield make.dense("attn_q_a", shape.hidden, latent.q_rank)
+def latent_query(
+    shape: FullShape,
+    layer: int,
+    make: TensorMaker,
+) -> Iterator[Tensor]:
+    assert shape.latent is not None
+    yield from latent_heads(shape.latent, shape.heads, shape.hidden, make)
+    index = shape.index
+    if index is None or not owns_indexer(index, layer):
+        return
+    yield make.dense("indexer.attn_q_b", shape.latent.q_rank, index.heads * index.head_dim)
+    yield make.dense("indexer.attn_k", shape.hidden, index.head_dim)
+    yield make.norm("indexer.k_norm", index.head_dim)
+    yield make.plain("indexer.k_norm.bias", index.head_dim)
+    yield make.plain("indexer.proj.weight", shape.hidden, index.heads)
+
+
+def owns_indexer(index: IndexShape, layer: int) -> bool:
+    return max(layer - 1, 0) % index.every == 0
+
+
+def latent_heads(latent: LatentShape, heads: int, hidden: int, make: TensorMaker) -> Iterator[Tensor]:
+    yield make.dense("attn_q_a", hidden, latent.q_rank)
     yield make.norm("attn_q_a_norm", latent.q_rank)
-    yield make.dense("attn_q_b", latent.q_rank, shape.heads * (latent.nope + latent.rope))
-    yield make.dense("attn_kv_a_mqa", shape.hidden, latent.kv_rank + latent.rope)
+    yield make.dense("attn_q_b", latent.q_rank, heads * (latent.nope + latent.rope))
+    yield make.dense("attn_kv_a_mqa", hidden, latent.kv_rank + latent.rope)
     yield make.norm("attn_kv_a_norm", latent.kv_rank)
-    yield make.dense("attn_k_b", latent.nope, latent.kv_rank, shape.heads)
-    yield make.dense("attn_v_b", latent.kv_rank, latent.value, shape.heads)
-    yield make.dense("attn_output", shape.heads * latent.value, shape.hidden)
+    yield make.dense("attn_k_b", latent.nope, latent.kv_rank, heads)
+    yield make.dense("attn_v_b", latent.kv_rank, latent.value, heads)
+    yield make.dense("attn_output", heads * latent.value, hidden)
+
+
+def gated_latent_query(shape: FullShape, layer: int, make: TensorMaker) -> Iterator[Tensor]:
+    """HY-4's: a gate for each value of a head, and sinks."""
+    assert shape.latent is not None
+    yield from latent_query(shape, layer, make)
+    yield make.dense("attn_gate", shape.hidden, shape.heads * shape.latent.value)
+    yield make.plain("attn_sinks.weight", shape.heads)
+
+
+def latent_or_window(shape: FullShape, layer: int, make: TensorMaker) -> Iterator[Tensor]:
+    """dots3-note's: a gate for each head, a norm of the rotated part of keys, three of four layers with a window."""
+    wide = shape.wide
+    assert shape.latent is not None
+    assert wide is not None
+    heads = shape.heads
+    if has_window(layer):
+        heads //= 2
+        yield from latent_heads(wide, heads, shape.hidden, make)
+    else:
+        yield from latent_query(shape, layer, make)
+    yield make.dense("attn_gate", shape.hidden, heads)
+    yield make.norm("attn_k_norm", shape.latent.rope)
+
+
+def has_window(layer: int) -> bool:
+    return max(layer - 1, 0) % 4 != 0
+
+
+def indexed_query(shape: FullShape, layer: int, make: TensorMaker) -> Iterator[Tensor]:
+    """MiniMax-M3's: an indexer of blocks in the layers with experts."""
+    yield from normed_query(shape, layer, make)
+    if layer >= shape.dense_layers:
+        yield from query_indexer(shape, make)
+
+
+def delta_or_indexed_query(shape: FullShape, layer: int, make: TensorMaker) -> Iterator[Tensor]:
+    """Qwen3.8's: three gated delta nets to a layer of gated attention with pooled keys of an indexer."""
+    yield from delta_or_query(shape, layer, make)
+    if layer % 4 == 3:
+        yield from query_indexer(shape, make)
+
+
+def query_indexer(shape: FullShape, make: TensorMaker) -> Iterator[Tensor]:
+    index = shape.index
+    assert index is not None
+    yield make.dense("indexer.q_proj", shape.hidden, index.heads * index.head_dim)
+    yield make.dense("indexer.k_proj", shape.hidden, index.head_dim)
+    for part in "qk":
+        yield make.norm(f"indexer.{part}_norm", index.head_dim)
+
+
+def mixed_streams(shape: FullShape, part: str, make: TensorMaker) -> Iterator[Tensor]:
+    """Weights by which residual streams are read and written; `part` names the block, or the head."""
+    is_head = part == "output_hc"
+    streams = shape.streams
+    if shape.stream_rank:
+        yield make.norm(f"{part}_norm", streams * shape.hidden)
+        yield make.dense(f"{part}_down", streams * shape.hidden, shape.stream_rank)
+        yield make.dense(f"{part}_up", shape.stream_rank, streams * shape.hidden)
+        if not is_head:
+            yield make.dense(f"{part}_inject", streams * shape.hidden, streams)
+        return
+    ways = 1 if is_head else 2
+    yield make.plain(f"{part}_fn.weight", streams * shape.hidden, ways * streams)
+    yield make.plain(f"{part}_base.weight", ways * streams)
+    yield make.norm(f"{part}_scale", ways)
 
 
 def no_tensors(shape: FullShape, make: TensorMaker) -> Iterator[Tensor]:
@@ -199,7 +290,7 @@ def write_delta_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
     writer.add_ssm_inner_size(shape.delta.value_heads * shape.delta.head_dim)
     writer.add_full_attention_interval(4)
     writer.add_rope_dimension_count(shape.rotary)
-    if shape.architecture == "qwen35moe":
+    if shape.architecture in ("qwen35moe", "qwen4exp"):
         writer.add_rope_dimension_sections([11, 11, 10, 0])
 
 
@@ -228,12 +319,71 @@ def write_latent_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
     writer.add_value_length_mla(latent.value)
 
 
+def write_index_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
+    index = shape.index
+    assert index is not None
+    writer.add_indexer_head_count(index.heads)
+    writer.add_indexer_key_length(index.head_dim)
+    writer.add_indexer_top_k(index.most)
+
+
+def write_indexed_latent_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
+    write_latent_keys(writer, shape)
+    write_index_keys(writer, shape)
+
+
+def write_hyper_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
+    assert shape.index is not None
+    write_indexed_latent_keys(writer, shape)
+    arch, layers = shape.architecture, range(shape.layers)
+    writer.add_array(f"{arch}.attention.indexer.types", [owns_indexer(shape.index, n) for n in layers])
+    writer.add_uint32(f"{arch}.hyper_connection.count", shape.streams)
+    writer.add_float32(f"{arch}.hyper_connection.epsilon", 1e-6)
+    writer.add_float32(f"{arch}.hyper_connection.magnitude", 2.0)
+    writer.add_swiglu_clamp_exp([10.0] * shape.layers)
+
+
+def write_window_latent_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
+    wide, arch = shape.wide, shape.architecture
+    assert wide is not None
+    write_indexed_latent_keys(writer, shape)
+    windows = [has_window(layer) for layer in range(shape.layers)]
+    writer.add_head_count([shape.heads // (1 + each) for each in windows])
+    writer.add_array(f"{arch}.attention.indexer.types", [not each for each in windows])
+    writer.add_sliding_window(shape.window)
+    writer.add_sliding_window_pattern(windows)
+    writer.add_uint32(f"{arch}.attention.kv_lora_rank_swa", wide.kv_rank)
+    writer.add_uint32(f"{arch}.attention.key_length_mla_swa", wide.nope + wide.rope)
+    writer.add_uint32(f"{arch}.attention.value_length_mla_swa", wide.value)
+    writer.add_rope_freq_base_swa(50_000.0)
+
+
+def write_block_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
+    assert shape.index is not None
+    write_router_keys(writer, shape)
+    write_index_keys(writer, shape)
+    writer.add_expert_weights_scale(2.0)
+    writer.add_uint32("minimax-m3.attention.indexer.block_size", shape.index.block)
+    writer.add_uint32("minimax-m3.attention.indexer.local_blocks", 1)
+
+
+def write_pool_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
+    assert shape.index is not None
+    write_delta_keys(writer, shape)
+    write_index_keys(writer, shape)
+    ratios = [shape.index.block * (layer % 4 == 3) for layer in range(shape.layers)]
+    writer.add_array("qwen4exp.attention.compress_ratios", ratios)
+    writer.add_uint32("qwen4exp.hyper_connection.count", shape.streams)
+    writer.add_uint32("qwen4exp.hyper_connection.low_rank", shape.stream_rank)
+
+
 @dataclass(frozen=True)
 class Family:
     attention: Callable[[FullShape, int, TensorMaker], Iterator[Tensor]]
     write_keys: Callable[[Any, FullShape], None] = write_no_keys
     beside_experts: Callable[[FullShape, TensorMaker], Iterator[Tensor]] = no_tensors
     second_norm: str = "post_attention_norm"
+    """Qwen3.8's gates of streams hold the norms instead."""
     word_rule: str = "qwen2"
     """The tokenizer's."""
 
@@ -245,6 +395,14 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         "qwen3next": Family(delta_or_query, write_delta_keys, shared_gate),
         "qwen35moe": Family(delta_or_query, write_delta_keys, shared_gate, word_rule="qwen35"),
         "glm4moe": Family(biased_query, write_router_keys, correction_bias, word_rule="glm4"),
+        "deepseek32": Family(
+            latent_query, write_indexed_latent_keys, correction_bias, "ffn_norm", "deepseek-v3"
+        ),
+        "glm-dsa": Family(latent_query, write_indexed_latent_keys, correction_bias, "ffn_norm", "glm4"),
+        "hy_v4": Family(gated_latent_query, write_hyper_keys, correction_bias, "ffn_norm", "hy_v4"),
+        "dots3note": Family(latent_or_window, write_window_latent_keys, correction_bias, "ffn_norm", "qwen2"),
+        "minimax-m3": Family(indexed_query, write_block_keys, correction_bias, "ffn_norm", "minimax-m2"),
+        "qwen4exp": Family(delta_or_indexed_query, write_pool_keys, shared_gate, word_rule="qwen35"),
         "deepseek2": Family(latent_query, write_latent_keys, correction_bias, "ffn_norm", "deepseek-v3"),
     }
 )

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from twofold.text.tokenizer.pieces import character_of_byte
 
-from benchmarks.models.family_tensors import FAMILIES, Tensor, TensorMaker, tensors_of_layer
+from benchmarks.models.family_tensors import FAMILIES, Tensor, TensorMaker, mixed_streams, tensors_of_layer
 from benchmarks.models.random_blocks import GGUF_FORMATS, random_rows, row_bytes
 from benchmarks.models.shapes import FullShape
 
@@ -44,10 +44,13 @@ def tensors_of(shape: FullShape, format_name: str) -> list[Tensor]:
         for layer in range(shape.layers)
         for tensor in tensors_of_layer(shape, layer, make)
     )
+    ends = [] if shape.stream_rank else [make.norm("output_norm", shape.hidden)]
+    if shape.streams:
+        ends += mixed_streams(shape, "output_hc", make)
     return [
         make.dense("token_embd", shape.hidden, shape.vocab),
         *layers,
-        make.norm("output_norm", shape.hidden),
+        *ends,
         make.dense("output", shape.hidden, shape.vocab),
     ]
 

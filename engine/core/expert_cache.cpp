@@ -1,6 +1,7 @@
 #include "twofold/expert_cache.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -116,15 +117,29 @@ const ExpertCache::Victim& ExpertCache::layer_victim(int layer) {
   const std::vector<double>& values = this->values(layer);
   victim = {-1, std::numeric_limits<double>::infinity(), true, num_changes(layer)};
   if (config().pin(layer) != LayerPin::kFree) return victim;
-  const size_t first = index(layer, 0);
-  for (size_t expert = 0; expert < values.size(); ++expert) {
+  // The least value first, then who has it: without a branch on residency, which follows no pattern, and without
+  // a chain from one comparison to the next (512 experts: 2.5 us with one, 0.6 without).
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  constexpr size_t kChains = 4;
+  const auto first = static_cast<size_t>(index(layer, 0));
+  constexpr std::array<double, 2> kAdded{0, kNever};  // a choice would become a branch
+  const auto value_of = [&](size_t expert) {
     const size_t cell = first + expert;
-    // No early exit: residency follows no pattern that branch prediction could learn.
-    const bool free = (state_[cell] == ExpertState::kResident) & (routed_now_[cell] == 0);
-    const bool less = free & (values[expert] < victim.value);
-    victim.cell = less ? static_cast<int>(cell) : victim.cell;
-    victim.value = less ? values[expert] : victim.value;
-  }
+    return values[expert] +
+           kAdded[static_cast<size_t>((state_[cell] != ExpertState::kResident) | (routed_now_[cell] != 0))];
+  };
+  std::array<double, kChains> least;
+  least.fill(kNever);
+  size_t expert = 0;
+  for (; expert + kChains <= values.size(); expert += kChains)
+    for (size_t chain = 0; chain < kChains; ++chain)
+      least[chain] = std::min(least[chain], value_of(expert + chain));
+  for (; expert < values.size(); ++expert) least[0] = std::min(least[0], value_of(expert));
+  victim.value = *std::min_element(least.begin(), least.end());
+  if (victim.value == kNever) return victim;
+  size_t found = 0;
+  while (value_of(found) != victim.value) ++found;
+  victim.cell = static_cast<int>(first + found);
   return victim;
 }
 

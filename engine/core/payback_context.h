@@ -19,7 +19,7 @@ constexpr float kContextStep = 0.005F;
 constexpr float kTrustMemory = 1 - 1.0F / 3000;  // per event
 constexpr float kTrustPrior = 1;
 // Own layer and those before it, fewer where layers are wide: the state per layer grows with the square of the
-// experts.
+// experts. Beyond kContextExperts there is none: a token's rows would be read from memory, not from a cache.
 constexpr size_t kMaxContextLayers = 4;
 constexpr size_t kContextExperts = 128;
 
@@ -27,7 +27,7 @@ class Context {
  public:
   Context(size_t num_layers, size_t num_experts, size_t top_k)
       : num_experts_(num_experts),
-        span_(std::clamp<size_t>(kContextExperts / num_experts, 1, kMaxContextLayers)),
+        span_(std::min(kContextExperts / num_experts, kMaxContextLayers)),
         usual_(top_k * span_),
         learned_(num_layers * span_ * num_experts * num_experts, 0),
         worth_(num_layers * num_experts, 0),
@@ -56,6 +56,8 @@ class Context {
     }
   }
 
+  // Whether layers are narrow enough for it.
+  bool exists() const { return span_ > 0; }
   float trust() const { return std::clamp(explained_ / (predicted_ + kTrustPrior), 0.0F, 1.0F); }
 
   // Worth of each expert's transition beyond the table's belief; the rows of a batch share one step.

@@ -129,24 +129,24 @@ class Table {
     return kDiscount * (used + std::min(std::max(ahead, 0.0F), cap)) - rent.value - believed;
   }
 
-  float read(int corner, float past_request, float past_fast, float past_long,
-             const SlotsAtRent& rent) const {
+  // Worths at the two rents of the ladder around one that is between them.
+  using Pair = float __attribute__((vector_size(8)));
+
+  Pair read(int corner, float past_request, float past_fast, float past_long, size_t lane) const {
     const Cell* at = cells_.data() + corner;
     const auto along_fast = [&](int offset) {
-      const Pair here = load<Pair>(at[offset], rent.lane);
-      return here + past_fast * (load<Pair>(at[offset + 1], rent.lane) - here);
+      const Pair here = load<Pair>(at[offset], lane);
+      return here + past_fast * (load<Pair>(at[offset + 1], lane) - here);
     };
     const auto along_request = [&](int offset) {
       const Pair here = along_fast(offset);
       return here + past_request * (along_fast(offset + kNextRequest) - here);
     };
     const Pair here = along_request(0);
-    const Pair worth = here + past_long * (along_request(kNextLong) - here);
-    return worth[0] + rent.past * (worth[1] - worth[0]);
+    return here + past_long * (along_request(kNextLong) - here);
   }
 
  private:
-  using Pair = float __attribute__((vector_size(8)));
   using Four = float __attribute__((vector_size(16)));
   template <class Vector>
   static Vector load(const float* from) {

@@ -45,8 +45,12 @@ constexpr float kNewRequestEvents = 16;  // events
 constexpr double kRentRate = 0.03;       // per bid of a layer
 constexpr double kPoolRentRate = 0.005;  // per bid of any layer, where all rent from one pool
 constexpr double kScarceShare = 0.8;     // target share of bids whose victim still has a positive worth
-// Wide layers learn from a rotating part of their experts: enough, and it bounds the work.
+// Layers learn from a rotating part of their experts: enough, and it bounds the work.
 constexpr size_t kLearnedPerEvent = 32;
+// Layers without context refresh the cells and worths of this many experts at each event, in turn, and of the
+// experts that it uses. Every event moves all usages and ages. Refreshing all cost four times as much with 512
+// experts (docs/notebook/scheduling.md).
+constexpr size_t kRefreshedPerEvent = 32;
 
 // Expert histories of all layers, one array per figure so that an event's update runs over plain floats.
 struct Histories {
@@ -62,7 +66,13 @@ struct Histories {
 
 struct LayerState {
   double rent = 0;
-  float events = 1e6F;  // since the request began; a share of it when one of several requests is new
+  float events = 1e6F;   // since the request began; a share of it when one of several requests is new
+  size_t lane = kLanes;  // index into the ladder where low and high were read; kLanes: not read
+};
+
+// Experts of a layer.
+struct Part {
+  size_t begin, count;
 };
 
 class Payback : public CachePolicy {
@@ -80,12 +90,16 @@ class Payback : public CachePolicy {
   int32_t youth(int layer) const {
     return layers_[static_cast<size_t>(layer)].events < kNewRequestEvents ? 0 : kGrown;
   }
+  Part part_of_event() const;
   void find_cells(size_t first, size_t count);
+  Table::Pair worth_at(size_t at, int32_t youth_now, size_t lane) const;
+  void refresh_worths(const RoutingEvent& event, Part part);
   void observe_chunk(const RoutingEvent& event);
   double rent_of(int layer) const { return layers_[pooled_ ? 0 : static_cast<size_t>(layer)].rent; }
   void learn_context(const RoutingEvent& event, int32_t youth_before, int32_t youth_now);
 
   size_t num_experts_;
+  size_t turns_;  // events until every expert of a layer was refreshed
   double price_;
   bool pooled_;
   std::array<uint8_t, kMaxAge + 1> age_bucket_{};
@@ -93,6 +107,8 @@ class Payback : public CachePolicy {
   Histories history_;            // [layers * experts]
   std::vector<float> use_;       // 1 for each expert that the current event uses, [experts]
   std::vector<int32_t> before_;  // cells of the layer before the current event, [experts]
+  // Worths at the rents around the layer's, [layers * experts]; empty where every event refreshes all.
+  std::vector<float> low_, high_;
   Context context_;
   std::vector<float> surprise_;  // worth beyond the table's belief in the current event, [experts]
   int64_t num_steps_ = 0;        // since it was made, of the first layer
@@ -102,6 +118,7 @@ class Payback : public CachePolicy {
 
 Payback::Payback(const CacheConfig& config)
     : num_experts_(static_cast<size_t>(config.num_experts)),
+      turns_(num_experts_ > kContextExperts ? num_experts_ / kRefreshedPerEvent : 1),
       price_(config.upload_price),
       pooled_(config.pooled()),
       table_(config.upload_price),
@@ -132,6 +149,16 @@ Payback::Payback(const CacheConfig& config)
   find_cells(0, cells);
   use_.assign(num_experts_, 0);
   before_.assign(num_experts_, 0);
+  if (turns_ > 1) {
+    low_.assign(cells, 0);
+    high_.assign(cells, 0);
+  }
+}
+
+Part Payback::part_of_event() const {
+  const size_t turn = static_cast<size_t>(num_steps_) % turns_;
+  const size_t begin = num_experts_ * turn / turns_;
+  return {begin, num_experts_ * (turn + 1) / turns_ - begin};
 }
 
 void Payback::find_cells(size_t first, size_t count) {
@@ -164,7 +191,10 @@ void Payback::observe(const RoutingEvent& event) {
   const int32_t youth_before = youth(event.layer);
   layer.events += 1;
   const int32_t youth_now = youth(event.layer);
-  std::copy_n(history_.cell.data() + first, num_experts_, before_.data());
+  num_steps_ += event.layer == 0;
+  const Part part = part_of_event();
+  if (turns_ > 1) find_cells(first + part.begin, part.count);  // before this event
+  std::copy_n(history_.cell.data() + first + part.begin, part.count, before_.data() + part.begin);
 
   std::fill(use_.begin(), use_.end(), 0.0F);
   for (int expert : event.active) use_[static_cast<size_t>(expert)] = 1;
@@ -179,14 +209,37 @@ void Payback::observe(const RoutingEvent& event) {
   int32_t* age = history_.age.data() + first;
   for (size_t e = 0; e < num_experts_; ++e) age[e] = std::min(kMaxAge, age[e] + 1);
   for (int expert : event.active) age[expert] = 0;
-  find_cells(first, num_experts_);
-  learn_context(event, youth_before, youth_now);
+  find_cells(first + part.begin, part.count);
+  if (context_.exists()) learn_context(event, youth_before, youth_now);
 
-  num_steps_ += event.layer == 0;
-  const size_t stride = std::max<size_t>(1, num_experts_ / kLearnedPerEvent);
+  const size_t stride = std::max<size_t>(1, part.count / kLearnedPerEvent);
   const int32_t* after = history_.cell.data() + first;
-  for (size_t e = static_cast<size_t>(num_steps_) % stride; e < num_experts_; e += stride) {
+  for (size_t e = part.begin + static_cast<size_t>(num_steps_) % stride; e < part.begin + part.count;
+       e += stride) {
     table_.learn(before_[e] + youth_before, after[e] + youth_now, use[e] > 0);
+  }
+  if (turns_ > 1) refresh_worths(event, youth_now == youth_before ? part : Part{0, num_experts_});
+}
+
+// The cells and worths of an event's experts, and the worths of a part, whose cells are new already. Of all experts
+// if the worths are of another lane or from before a prompt or a request.
+void Payback::refresh_worths(const RoutingEvent& event, Part part) {
+  LayerState& state = layers_[static_cast<size_t>(event.layer)];
+  const size_t lane = SlotsAtRent(rent_of(event.layer)).lane;
+  const size_t first = static_cast<size_t>(event.layer) * num_experts_;
+  const int32_t youth_now = youth(event.layer);
+  if (lane != state.lane) part = {0, num_experts_};
+  if (part.count == num_experts_) find_cells(first, num_experts_);
+  state.lane = lane;
+  const auto refresh = [&](size_t at) {
+    const Table::Pair worth = worth_at(at, youth_now, lane);
+    low_[at] = worth[0];
+    high_[at] = worth[1];
+  };
+  for (size_t e = part.begin; e < part.begin + part.count; ++e) refresh(first + e);
+  for (int expert : event.active) {
+    find_cells(first + static_cast<size_t>(expert), 1);
+    refresh(first + static_cast<size_t>(expert));
   }
 }
 
@@ -236,25 +289,36 @@ void Payback::observe_chunk(const RoutingEvent& event) {
     history_.age[at] = std::min(kMaxAge, ago);
   }
   find_cells(first, num_experts_);
+  layer.lane = kLanes;
   context_.forget(static_cast<size_t>(event.layer));
+}
+
+Table::Pair Payback::worth_at(size_t at, int32_t youth_now, size_t lane) const {
+  const Between<kRequestBuckets> request(history_.request_place[at]);
+  const Between<kFastBuckets> fast(history_.fast_place[at]);
+  const Between<kLongBuckets> long_run(history_.long_place[at]);
+  const int corner = youth_now + long_run.below * kNextLong +
+                     age_bucket_[static_cast<size_t>(history_.age[at])] * kNextAge +
+                     request.below * kNextRequest + fast.below;
+  return table_.read(corner, request.past, fast.past, long_run.past, lane);
 }
 
 void Payback::values(int layer, std::span<double> out) const {
   const SlotsAtRent rent(rent_of(layer));
+  const size_t first = static_cast<size_t>(layer) * num_experts_;
+  if (layers_[static_cast<size_t>(layer)].lane == rent.lane) {
+    const float* low = low_.data() + first;
+    const float* high = high_.data() + first;
+    for (size_t e = 0; e < num_experts_; ++e)
+      out[e] = static_cast<double>(low[e] + rent.past * (high[e] - low[e]));
+    return;
+  }
   const float trust = context_.trust();
   const float* context = context_.worth(static_cast<size_t>(layer));
-  const size_t first = static_cast<size_t>(layer) * num_experts_;
   const int32_t youth_now = youth(layer);
   for (size_t expert = 0; expert < num_experts_; ++expert) {
-    const size_t at = first + expert;
-    const Between<kRequestBuckets> request(history_.request_place[at]);
-    const Between<kFastBuckets> fast(history_.fast_place[at]);
-    const Between<kLongBuckets> long_run(history_.long_place[at]);
-    const int corner = youth_now + long_run.below * kNextLong +
-                       age_bucket_[static_cast<size_t>(history_.age[at])] * kNextAge +
-                       request.below * kNextRequest + fast.below;
-    out[expert] = static_cast<double>(table_.read(corner, request.past, fast.past, long_run.past, rent) +
-                                      trust * context[expert]);
+    const Table::Pair worth = worth_at(first + expert, youth_now, rent.lane);
+    out[expert] = static_cast<double>(worth[0] + rent.past * (worth[1] - worth[0]) + trust * context[expert]);
   }
 }
 
@@ -279,7 +343,10 @@ void Payback::on_boundary(double share) {
     history_.request[at] += reversion * (history_.long_run[at] - history_.request[at]);
   }
   find_cells(0, history_.cell.size());
-  for (LayerState& layer : layers_) layer.events *= 1 - static_cast<float>(share);
+  for (LayerState& layer : layers_) {
+    layer.events *= 1 - static_cast<float>(share);
+    layer.lane = kLanes;
+  }
   if (share < 1) return;
   for (size_t layer = 0; layer < layers_.size(); ++layer) context_.forget(layer);
 }
@@ -307,9 +374,11 @@ std::vector<double> Payback::state() const {
 
 void Payback::restore(std::span<const double> state) {
   const size_t expected = kCells * (kLanes + 1) + layers_.size() * 2 + history_.age.size() * 4;
-  const bool has_context =
-      state.size() == expected + context_.state_size();  // states saved before it have none
-  if (!has_context && state.size() != expected) {
+  const bool has_context = state.size() == expected + context_.state_size();
+  // Earlier versions saved none, or rows of layers that are now too wide for them.
+  const size_t wide_rows = layers_.size() * num_experts_ * num_experts_ + 2;
+  const bool has_old_rows = !context_.exists() && state.size() == expected + wide_rows;
+  if (!has_context && !has_old_rows && state.size() != expected) {
     throw std::runtime_error("payback: saved state of " + std::to_string(state.size()) + " values given, " +
                              std::to_string(expected + context_.state_size()) + " expected");
   }
@@ -321,6 +390,7 @@ void Payback::restore(std::span<const double> state) {
   for (LayerState& layer : layers_) {
     layer.rent = std::clamp(*at++, static_cast<double>(kRents.front()), static_cast<double>(kRents.back()));
     layer.events = static_cast<float>(std::max(0.0, *at++));
+    layer.lane = kLanes;
   }
   const auto usage = [&at] { return static_cast<float>(std::clamp(*at++, 0.0, 1.0)); };
   for (size_t i = 0; i < history_.age.size(); ++i) {

@@ -274,6 +274,28 @@ def test_payback_learns_what_follows_what():
     assert values[follower[pair]] > others.max() + 0.2
 
 
+def test_payback_refreshes_wide_layers_in_turn(tmp_path):
+    """Values of the experts just used are new, the others' at most 300 / 32 events old; a saved state gives all."""
+    rng = np.random.default_rng(5)
+    popular = rng.dirichlet(np.full(300, 0.3)) * 0.9 + 0.1 / 300
+    cache = make("payback", layers=1, experts=300, top_k=4, slots=60)
+    for event in range(400):
+        chosen = rng.choice(300, 4, replace=False, p=popular).astype(np.int32)
+        cache.observe(0, chosen[None])
+        if event % 80 == 79:
+            cache.save(str(tmp_path / "state"))
+            again = make("payback", layers=1, experts=300, top_k=4, slots=60)
+            again.load(str(tmp_path / "state"))
+            kept, new = (np.array([each.value(0, expert) for expert in range(300)]) for each in (cache, again))
+            assert kept[chosen] == pytest.approx(new[chosen], abs=1e-5)
+            assert np.corrcoef(kept, new)[0, 1] > 0.9
+        for expert in map(int, chosen):
+            if admission := cache.admit(0, expert):
+                cache.publish(admission.slot)
+    rows = np.frombuffer((tmp_path / "state").read_bytes()[:-16])
+    assert len(rows) < 2 * 24_576 * 13  # no row of each pair of experts
+
+
 def test_payback_pools_by_default():
     for policy, shared, pooled in (("payback", None, True), ("payback", False, False), ("lru", None, False)):
         cache = make(policy, layers=2, slots=2, top_k=1, shared_pool=shared)
