@@ -52,6 +52,7 @@ _ALSO: dict[str, dict[str, Any]] = {
     "qwen3_next": {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_value_heads": 8},
     "minimax_m2": {"rotary_dim": 32},
     "olmoe": {"num_kv_heads": 4},
+    "deepseek_ocr2": {"num_kv_heads": 4},
 }  # fmt: skip
 _ALSO["qwen3_5_moe"] = _ALSO["qwen3_next"] | {"nested": False}
 OTHERS = {

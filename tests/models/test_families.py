@@ -27,6 +27,8 @@ from twofold.device.kernels import TorchKernels
 from twofold.device.model import DeviceModel
 from twofold.engine import Engine
 from twofold.models.model_files import open_model_files
+from twofold.models.picture_encoder import open_vision_source
+from twofold.models.registry import read_config
 from twofold.models.sizing import measure_files
 from twofold.telemetry.writer import open_sink
 from twofold.tools.cli.main import main
@@ -132,6 +134,13 @@ def test_a_whole_model_that_sees_equals_transformers_and_what_it_saves_loads(
     for path in (directory, tmp_path / "saved"):
         ours = load(path)
         assert np.abs(ours.logits(ours.prefill(PROMPT)[1]) - expected).max() < 1e-4
+
+
+def test_the_encoders_tensors_keep_the_names_of_the_files(tmp_path: Path) -> None:
+    """transformers knows published names; those of the text part are others."""
+    row = EXAMPLES["mistral_large4"].row
+    directory = write_tiny_model(tmp_path, EXAMPLES["mistral_large4"])
+    assert open_vision_source(read_config(directory), directory)[1] == [row.vision_tensor]
 
 
 def _full_rope(**changed: Any) -> dict[str, Any]:

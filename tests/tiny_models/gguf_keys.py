@@ -28,7 +28,7 @@ _KEYS: Final = {
 """Keys of config.json by the name of the GGUF key in `gguf.Keys.LLM`."""
 _BY_LAYER: Final = ("mimo2", "mellum", "laguna", "granite_swa", "hy_v3", "mistral4", "deepseek32", "step35")
 """Architectures whose files list kinds of layers."""
-_UNBIASED: Final = ("gemma4", "deepseek2", "laguna", "hy_v4", "dots3note")
+_UNBIASED: Final = ("gemma4", "deepseek2", "deepseek2-ocr", "laguna", "hy_v4", "dots3note")
 """Architectures whose files never have biases of attention."""
 _BY_KIND: Final = ("mimo2", "mellum", "laguna")
 """Architectures with a rotation for each kind of layer."""
@@ -92,6 +92,7 @@ _SAYS_ALL: Final[dict[str, Callable[[Mapping[str, Any]], bool]]] = {
     "gpt-oss": lambda settings: "layer_types" not in settings,
     "llama4": _scout,
     "deepseek2": lambda settings: bool(settings.get("rope_interleave", True)),
+    "deepseek2-ocr": lambda settings: settings["topk_method"] == "greedy" and _leads(settings),
     "qwen2moe": lambda settings: not settings.get("use_sliding_window"),
     "glm-dsa": lambda settings: False,
     "minimax-m3": lambda settings: settings["swiglu_limit"] == 7.0 and _leads(settings),
@@ -146,6 +147,8 @@ def _add_rotation(model: TinyFamily, writer: Any, package: Any, config: Mapping[
     writer.add_rope_freq_base(rope_theta(model))
     if "kv_lora_rank" in config:
         writer.add_rope_dimension_count(config["qk_rope_head_dim"])
+    elif arch == "deepseek2-ocr":  # that of latent heads
+        writer.add_rope_dimension_count(0)
     elif arch not in ("step35", "gemma4", "granitemoe", "granite_swa"):
         share = full.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
         writer.add_rope_dimension_count(config.get("rotary_dim", int(model.head_dim * share)))
@@ -335,6 +338,9 @@ _OF_FAMILY: Final[dict[str, Callable[[TinyFamily, Any, Mapping[str, Any]], None]
     "qwen4exp": _add_qwen4,
     "ernie4_5-moe": lambda model, writer, config: writer.add_expert_shared_feed_forward_length(
         config["moe_num_shared_experts"] * model.moe_intermediate_size
+    ),
+    "deepseek2-ocr": lambda model, writer, config: writer.add_leading_dense_block_count(
+        config["mlp_layer_types"].count("dense")
     ),
     "llama4": lambda model, writer, config: writer.add_vocab_size(config["vocab_size"]),
 }  # fmt: skip

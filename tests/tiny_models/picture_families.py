@@ -108,6 +108,20 @@ def _gemma4(**text: Any) -> PictureFamily:
     )  # fmt: skip
 
 
+def _mistral(**text: Any) -> PictureFamily:
+    return PictureFamily(
+        _LATENT | text,
+        {**_EYE, "model_type": "pixtral", "image_size": 64, "patch_size": 4},
+        {
+            "image_token_index": "[IMG]", "": "[IMG_BREAK]", " ": "[IMG_END]",
+        },
+        "PixtralProcessor", "PixtralImageProcessor",
+        {"size": {"longest_edge": 48}, "patch_size": {"height": 4, "width": 4}},
+        outer={"spatial_merge_size": 2, "tie_word_embeddings": False},
+        settings={"patch_size": 4, "spatial_merge_size": 2},
+    )  # fmt: skip
+
+
 FAMILIES: Final[Mapping[str, PictureFamily]] = {
     "qwen3_5_moe": _qwen(
         {
@@ -199,22 +213,16 @@ FAMILIES: Final[Mapping[str, PictureFamily]] = {
         attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
         use_bidirectional_attention="vision",
     ),
-    "mistral3": PictureFamily(
-        {
-            **_LATENT, "model_type": "mistral4",
-            "rope_parameters": {
-                "rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1,
-                "original_max_position_embeddings": 16,
-            },
+    "mistral3": _mistral(
+        model_type="mistral4",
+        rope_parameters={
+            "rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 16,
         },
-        {**_EYE, "model_type": "pixtral", "image_size": 64, "patch_size": 4},
-        {
-            "image_token_index": "[IMG]", "": "[IMG_BREAK]", " ": "[IMG_END]",
-        },
-        "PixtralProcessor", "PixtralImageProcessor",
-        {"size": {"longest_edge": 48}, "patch_size": {"height": 4, "width": 4}},
-        outer={"spatial_merge_size": 2, "tie_word_embeddings": False},
-        settings={"patch_size": 4, "spatial_merge_size": 2},
+    ),
+    "mistral_large4": _mistral(
+        num_hidden_layers=4, n_group=2, topk_group=1, index_topk=9, index_n_heads=2, index_head_dim=32,
+        indexer_types=["full", "full", "full", "shared"], no_rope_layers=[1, 0, 1, 0], kv_source_layers=[0, 1, 0, 1],
     ),
     "kimi_k25": PictureFamily(
         {**_LATENT, "model_type": "deepseek_v3"},

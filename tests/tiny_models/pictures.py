@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +12,8 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from twofold.models.registry import read_config
 from twofold.vision.encoder import PictureEncoder
+from twofold.vision.loading import open_encoder
 
 from tests.tiny_models.picture_families import FAMILIES, VOCABULARY
 from tests.tiny_models.writing import write_tiny_tokenizer
@@ -92,10 +91,7 @@ def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
 
 def encoder_of(folder: Path) -> PictureEncoder:
     """The encoder of a written model."""
-    patterns = [pattern for _, pattern in read_config(folder).left_out]
-    tensors = load_file(folder / "model.safetensors")
-    seen = {name: each for name, each in tensors.items() if any(fnmatch(name, each) for each in patterns)}
-    return PictureEncoder(folder, seen)
+    return open_encoder(folder, None, "cpu")
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -328,8 +328,7 @@ MULTIMODAL: Final = {
     "deepseek_ocr2": _of(
         "DeepseekOcr2ForConditionalGeneration",
         Row("deepseek_ocr2_text", outer="deepseek_ocr2", keys=_ROUTED, prefix=("model.", "model."),
-            vision_tensor="model.view_seperator",
-            vision_settings=_OCR2_VISION),
+            vision_tensor="model.view_seperator", vision_settings=_OCR2_VISION, gguf="deepseek2-ocr"),
         nested=True, head_dim=12, top_k=4, n_shared_experts=2, n_group=1, topk_group=1, topk_method="greedy",
         routed_scaling_factor=1.7, mlp_layer_types=["dense", "sparse", "sparse"],
     ),
@@ -453,7 +452,8 @@ LATENT: Final = {
     "mistral_large4": _of(
         "MistralLarge4ForConditionalGeneration",
         Row("mistral_large4_text", keys=_LATENT_KEYS, renamed=_LARGE4_NAMES, outer="mistral_large4",
-            prefix=("model.", ""), vision_tensor="vision_encoder.ln_pre.weight", means={"ssmax_scaling.b": 0.5}),
+            prefix=("model.", ""), vision_tensor="vision_encoder.transformer.layers.0.attention_norm.weight",
+            means={"ssmax_scaling.b": 0.5}),
         nested=True, top_k=4, num_layers=4, **{key: size for key, size in _LATENT.items() if key != "q_lora_rank"},
         **_INDEXER, n_group=4, topk_group=2, routed_scaling_factor=1.5, first_k_dense_replace=1,
         indexer_types=["full", "full", "full", "shared"], no_rope_layers=[1, 0, 1, 0], kv_source_layers=[0, 1, 0, 1],

@@ -12,11 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from twofold.api.config import EngineConfig
-from twofold.api.errors import KernelError, ModelLoadError, RequestError
+from twofold.api.errors import ConfigError, KernelError, ModelLoadError, RequestError
 from twofold.engine import Engine
+from twofold.fit.plan import Machine, plan_fit
 from twofold.models import open_model_files
 from twofold.models.sizing import measure_files
+from twofold.tools.cli.doctor.machine_checks import check_model
 from twofold.tools.cli.main import main
+from twofold.tools.cli.picture_prompts import picture_part, rendered_prompt
 from twofold.vision.loading import open_encoder
 from twofold.vision.service import PictureService, PictureSource
 from twofold.vision.source import picture_source
@@ -125,6 +128,32 @@ def test_an_encoder_that_cannot_be_loaded_leaves_no_engine(
             EngineConfig(model=str(folder), accelerator="none", max_total_tokens=64, load_vision=True)
         )
     assert len(closed) == 1
+
+
+def test_where_prompts_have_no_pictures_no_encoder_is_loaded_or_counted(folder: Path, tmp_path: Path) -> None:
+    files, none = open_model_files(folder), '{"image": 0}'
+    file = tmp_path / "one.png"
+    file.write_bytes(file_of(50, 37))
+    engine = Engine.load(
+        EngineConfig(model=str(folder), accelerator="none", max_total_tokens=64, limit_mm_per_prompt=none)
+    )
+    try:
+        assert engine.pictures is None
+        with pytest.raises(ConfigError, match=r'takes no pictures \(--limit-mm-per-prompt \{"image": 0\}\)'):
+            rendered_prompt(engine, [{"role": "user", "content": [picture_part(file)]}])
+    finally:
+        engine.close()
+    size = measure_files(files)
+    least = Machine(size.host_bytes(size.config.max_context), "none", "a test", threads=1)
+    for config in (
+        EngineConfig(model=str(folder)),
+        EngineConfig(model=str(folder), limit_mm_per_prompt=none),
+    ):
+        counts = config.takes_pictures
+        assert plan_fit(config, (), files, least).fits != counts
+        assert ("picture encoder takes" in check_model(config).found) == counts
+    with pytest.raises(ConfigError, match="--load-vision and a --limit-mm-per-prompt of no image"):
+        EngineConfig(load_vision=True, limit_mm_per_prompt=none)
 
 
 def test_placing_counts_the_pictures(service: PictureService) -> None:

@@ -14,7 +14,6 @@ from twofold.api.adapter_config import AdapterConfig
 from twofold.api.errors import ConfigError
 from twofold.api.picture_config import (
     PictureConfig,
-    parse_picture_limit,
     parse_processor_settings,
     parse_vision_device,
 )
@@ -162,7 +161,10 @@ class EngineConfig(PlacementConfig, AdapterConfig, PictureConfig):
             self._check_speculation()
         parse_pooler_config(self.pooler_config)
         _ = self.adapters
-        parse_picture_limit(self.limit_mm_per_prompt)
+        if self.load_vision and not self.takes_pictures:
+            raise ConfigError(
+                "--load-vision and a --limit-mm-per-prompt of no image were both given; give one of them"
+            )
         parse_vision_device(self.vision_device)
         parse_processor_settings(self.mm_processor_kwargs)
         if self.prefix_cache_dir is not None and not self.enable_prefix_caching:

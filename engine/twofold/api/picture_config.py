@@ -44,7 +44,8 @@ class PictureConfig:
     )
     limit_mm_per_prompt: str = setting(
         '{"image": 32}',
-        'most pictures of one prompt, a JSON object such as {"image": 4}; {"image": 0} = none',
+        'most pictures of one prompt, a JSON object such as {"image": 4}. {"image": 0} = none: the model reads text '
+        "only, and its picture encoder takes no memory",
     )
     mm_processor_kwargs: str | None = setting(
         None,
@@ -56,6 +57,11 @@ class PictureConfig:
         "memory for encoded pictures, so that a conversation's next turn encodes none again; 0 = none are kept",
         low=0,
     )
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether prompts may have pictures; otherwise no encoder is loaded."""
+        return parse_picture_limit(self.limit_mm_per_prompt) > 0
 
 
 def parse_vision_device(given: str) -> int | None:

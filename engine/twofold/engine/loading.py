@@ -19,7 +19,6 @@ from twofold import __version__, _core
 from twofold.adapters.reading import reserved_bytes
 from twofold.api.config import EngineConfig
 from twofold.api.errors import KernelError, ModelLoadError
-from twofold.api.picture_config import parse_vision_device
 from twofold.api.pooling import ModelPooling, parse_pooler_config
 from twofold.api.types import RunInfo
 from twofold.blocks import ops
@@ -315,10 +314,8 @@ def _open_tokenizer(requested: str | None, path: Path, files: ModelFiles) -> Tok
 
 def _later_bytes(config: EngineConfig, files: ModelFiles) -> int:
     """Host memory of adapters and of the picture encoder, which are loaded when they are needed."""
-    if parse_vision_device(config.vision_device) is not None:
-        return reserved_bytes(config)
     elements = picture_encoder.encoder_elements(files.config, files.tensors)
-    return reserved_bytes(config) + picture_encoder.host_bytes(elements)
+    return reserved_bytes(config) + picture_encoder.encoder_bytes(elements, config, None)
 
 
 def _load_on_cpu(

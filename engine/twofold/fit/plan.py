@@ -14,7 +14,6 @@ from typing import Any, Final
 from twofold import _core
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ConfigError
-from twofold.api.picture_config import parse_vision_device
 from twofold.api.placement_config import SLOT_FIELDS
 from twofold.api.settings import flag_name
 from twofold.device.memory.budget import DeviceBudget, DeviceMemory, plan_devices
@@ -236,7 +235,7 @@ class _Draft:
         for kind in kinds:
             size = measure_files(self.files, kv_cache_dtype=kind)
             room = self.machine.host_bytes - size.host_bytes(0) - size.bytes_per_sequence - extra_bytes
-            room -= self._picture_bytes(size)
+            room -= picture_encoder.encoder_bytes(size.encoder_elements, self.config, None)
             tokens = max(0, room // max(1, size.kv_bytes_per_token))
             if best is None or min(tokens, self.target) > min(best[1], self.target):
                 best = size, tokens
@@ -248,11 +247,6 @@ class _Draft:
                 break
         assert best is not None
         return best
-
-    def _picture_bytes(self, size: ModelSize) -> int:
-        """Host memory of the picture encoder."""
-        on_device = parse_vision_device(self.config.vision_device) is not None
-        return 0 if on_device else picture_encoder.host_bytes(size.encoder_elements)
 
     def _host_plan(self, size: ModelSize, room_tokens: int, num_slots: int) -> FitPlan:
         page = self.config.page_size
@@ -305,7 +299,7 @@ class _Draft:
             "one request at a time was given" if single else "serves several requests; single for one user",
         )
         self.set("cpu_threads", self.machine.threads, self.machine.threads_reason)
-        if size.encoder_elements:
+        if size.encoder_elements and self.config.takes_pictures:
             on_host = gib(picture_encoder.host_bytes(size.encoder_elements))
             on_device = gib(picture_encoder.device_bytes(size.encoder_elements))
             self.why["vision_device"] = (

@@ -106,7 +106,8 @@ class GgufMetadata:
             "attention_bias": "blk.0.attn_q.bias" in self.file.tensors,
         }
         if partly_rotated:
-            rotated = fields.integer("rope.dimension_count", head_dim, maximum=head_dim)
+            # DeepSeek-OCR's files have 0, and whole heads turn.
+            rotated = fields.integer("rope.dimension_count", 0, minimum=0, maximum=head_dim) or head_dim
             settings["partial_rotary_factor"] = rotary_share(rotated, head_dim)
         if windows:
             settings["sliding_window"] = fields.optional_integer("attention.sliding_window") or None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from twofold.api.errors import ModelLoadError
+from twofold.api.picture_config import PictureConfig, parse_vision_device
 from twofold.api.projector_names import preferred_projector
 from twofold.api.whole_file import whole_file
 from twofold.models.config import ModelConfig
@@ -63,9 +64,9 @@ def vision_source(config: ModelConfig, tensors: TensorSource) -> tuple[TensorSou
 
 
 def open_vision_source(config: ModelConfig, folder: Path) -> tuple[TensorSource, list[str]]:
-    """`vision_source` of a model directory. Raises ModelLoadError for damaged files."""
+    """`vision_source` of a model directory, with the names of its files. Raises ModelLoadError for damaged files."""
     beside = vision_source(config, TensorSource(folder, {}))
-    return beside if beside[1] else vision_source(config, Checkpoint.open(folder, renamed=config.renamed))
+    return beside if beside[1] else vision_source(config, Checkpoint.open(folder))
 
 
 def encoder_elements(config: ModelConfig, tensors: TensorSource) -> int:
@@ -122,6 +123,13 @@ def _folder(tensors: TensorSource) -> Path:
 def _model(tensors: TensorSource) -> Path:
     """The GGUF file or the directory."""
     return tensors.where if is_gguf(tensors.where) else _folder(tensors)
+
+
+def encoder_bytes(elements: int, config: PictureConfig, device: int | None) -> int:
+    """Memory reserved for an encoder of so many weights on a GPU, or on the host (None)."""
+    if not config.takes_pictures or parse_vision_device(config.vision_device) != device:
+        return 0
+    return host_bytes(elements) if device is None else device_bytes(elements)
 
 
 def host_bytes(elements: int) -> int:

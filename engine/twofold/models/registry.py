@@ -124,7 +124,7 @@ FAMILIES: Final = (
         _PILLOW,
     ),
     Family("aria", ("AriaTextForCausalLM", "AriaForConditionalGeneration"), ""),
-    Family("deepseek_ocr2", ("DeepseekOcr2ForConditionalGeneration",), ""),
+    Family("deepseek_ocr2", ("DeepseekOcr2ForConditionalGeneration",), "deepseek2-ocr"),
     Family("flex_olmo", ("FlexOlmoForCausalLM",), ""),
     Family("exaone_moe", ("ExaoneMoeForCausalLM",), "exaone-moe", FamilyChat(("hermes",), ("deepseek_r1",))),
     Family("flint", ("FlintForCausalLM",), "", _QWEN3),
@@ -184,6 +184,7 @@ FAMILIES: Final = (
         ("MistralLarge4ForConditionalGeneration",),
         "",
         FamilyChat(("mistral",), ("mistral",)),
+        _TORCHVISION,
     ),
     Family(
         "mistral4",

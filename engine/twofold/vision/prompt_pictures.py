@@ -6,8 +6,16 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from twofold.api.picture_config import PictureConfig
 from twofold.text.conversation.pictures import PictureTemplate, picture_text
 from twofold.vision.encoded import EncodedPicture, PlacedPrompt
+
+
+def why_text_alone(config: PictureConfig) -> str:
+    """What a model without `PictureEncoding` lacks."""
+    if not config.takes_pictures:
+        return f"takes no pictures (--limit-mm-per-prompt {config.limit_mm_per_prompt})"
+    return "has no picture encoder (a GGUF model's is the file mmproj-*.gguf beside it)"
 
 
 class PictureEncoding(Protocol):

@@ -17,13 +17,15 @@ from twofold.weights.gguf_file import is_gguf
 def picture_source(
     config: PictureConfig, model: Path, files: ModelFiles, *, threads: int
 ) -> PictureSource | None:
-    """The encoder of a model that reads pictures; None for any other model. Raises ConfigError for a --mmproj that the
-    model cannot have."""
+    """The encoder of a model that reads pictures; None for any other model, and where prompts may have none. Raises
+    ConfigError for a --mmproj that the model cannot have."""
     projector = None if config.mmproj is None else Path(config.mmproj).expanduser()
     if projector is not None and not projector.is_file():
         raise ConfigError(f"--mmproj was given {config.mmproj}, which is no file")
     if projector is not None and not is_gguf(model):
         raise ConfigError("--mmproj was given with a model directory; only GGUF models have such a file")
+    if not config.takes_pictures:
+        return None
     if is_gguf(model) or not _has_encoder(files):
         projector = projector or find_projector(model)
         if projector is None or not _reads_pictures(files):

@@ -32,6 +32,7 @@ KINDS = {
     "short-convolution": EXAMPLES["lfm2_moe"],
     "windows": EXAMPLES["gpt_oss"],
     "chunked-attention": EXAMPLES["llama4"],
+    "indexer-and-streams": EXAMPLES["hy_v4"],
 }
 PROMPTS = tuple(tuple(random_prompt(length, length)) for length in (3, 17, 40, 26))
 ENDS = tuple((token, 4.0) for token in range(3, 60, 7))

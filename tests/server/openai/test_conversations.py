@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -186,9 +187,13 @@ def test_foreign_keys_are_accepted(served: tuple[str, FakeEngine], kind: str) ->
     ],
 )
 def test_a_question_without_words_is_refused(served: tuple[str, FakeEngine], api: str, message: Any) -> None:
-    base, _ = served
-    assert "this model reads text only" in send(base, api, [message]).text
-    assert send(base, api, [message]).status_code == 400
+    base, engine = served
+    for limit, why in ((4, "no picture encoder"), (0, "takes no pictures (--limit-mm-per-prompt")):
+        engine.config = replace(engine.config, limit_mm_per_prompt=f'{{"image": {limit}}}')
+        answer = send(base, api, [message])
+        assert why in answer.text
+        assert "this model reads text only" in answer.text
+        assert answer.status_code == 400
     # The conversation goes on with the next question.
     assert send(base, api, [message, {"role": "assistant", "content": "?"}, USER]).status_code == 200
 

@@ -11,7 +11,7 @@ from twofold._core.device import factors_bytes
 from twofold.adapters.reading import reserved_bytes
 from twofold.api.adapter_config import AdapterConfig
 from twofold.api.config import EngineConfig
-from twofold.api.picture_config import PictureConfig, parse_vision_device
+from twofold.api.picture_config import PictureConfig
 from twofold.models import picture_encoder
 from twofold.models.sizing import ModelSize
 
@@ -66,8 +66,7 @@ class DeviceNeeds:
 
     def picture_bytes(self, config: PictureConfig, device: int) -> int:
         """Memory reserved for the picture encoder on a device."""
-        chosen = parse_vision_device(config.vision_device) == device
-        return picture_encoder.device_bytes(self.encoder_elements) if chosen else 0
+        return picture_encoder.encoder_bytes(self.encoder_elements, config, device)
 
     def adapter_bytes(self, config: EngineConfig) -> int:
         """Memory reserved for LoRA adapters on each device: `max_adapter_bytes`, and what a step needs."""

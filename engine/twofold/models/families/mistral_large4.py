@@ -1,4 +1,4 @@
-"""Mistral Large 4, its text: latent attention with an indexer, in which layers may share latents or carry no positions.
+"""Mistral Large 4: latent attention with an indexer, in which layers may share latents or carry no positions.
 
 Reference: transformers `models/mistral_large4`. Queries have no low rank, and learned factors that grow with the
 position; the rotation's frequencies have learned factors too. Published files have names of their own.
@@ -88,8 +88,8 @@ _IMAGES: Final = (
 )  # fmt: skip
 
 _DECODER: Final = Decoder(
-    "Mistral Large 4, its text: latent attention with an indexer, queries scaled by learned factors, layers that share "
-    "latents, softmax router by groups' two best experts.",
+    "Mistral Large 4: latent attention with an indexer, queries scaled by learned factors, layers that share latents, "
+    "softmax router by groups' two best experts.",
     "mistral_large4_text",
     latent=True,
     attention={

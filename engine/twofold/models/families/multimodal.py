@@ -6,7 +6,7 @@ References: transformers `models/NAME`. Defaults are those of its configuration 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from twofold.blocks.attention.norms import HeadNorms
 from twofold.blocks.attention.rotation import Rotation
@@ -16,6 +16,14 @@ from twofold.models.decoder import Axes, Decoder, TextPart
 from twofold.models.families.dense import DENSE
 from twofold.models.families.grouped_query import SIGMOID
 from twofold.models.families.latent import one_group
+from twofold.models.gguf_config import GgufMetadata
+
+
+def _ocr(metadata: GgufMetadata) -> dict[str, Any]:
+    """DeepSeek-OCR's router as llama.cpp computes it: the best experts of all, with the softmax's weights."""
+    metadata.fields.only("expert_weights_norm", False)
+    return {"topk_method": "greedy"}
+
 
 MULTIMODAL: Final = {
     "qwen3_vl_moe": Decoder(
@@ -82,6 +90,7 @@ MULTIMODAL: Final = {
         only={"topk_method": ("greedy", "group_limited_greedy"), "mlp_bias": (False, None)},
         restated=one_group,
         router={"group_score": "max"},
+        gguf=_ocr,
         text=TextPart(
             (("model.language_model.", "model."),),
             (

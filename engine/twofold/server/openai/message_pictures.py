@@ -9,7 +9,7 @@ from twofold.api.picture_config import parse_picture_limit
 from twofold.server.bridge.models.request_pictures import NamedPicture, RequestPictures
 from twofold.server.bridge.models.served_model import ServedModel
 from twofold.server.openai.messages import Message, newest
-from twofold.vision.prompt_pictures import PromptPictures
+from twofold.vision.prompt_pictures import PromptPictures, why_text_alone
 
 
 def request_pictures(messages: Sequence[Message], model: ServedModel) -> RequestPictures | None:
@@ -31,9 +31,8 @@ def request_pictures(messages: Sequence[Message], model: ServedModel) -> Request
             if is_question and messages[number].pictures:
                 where = f"messages[{number}].content"
                 raise RequestError(
-                    f"{where}: holds a picture, and {model.name!r} has no picture encoder (a GGUF model's is the file "
-                    "mmproj-*.gguf beside it): this model reads text only. Send text, or ask a model that reads "
-                    "pictures",
+                    f"{where}: holds a picture, and {model.name!r} {why_text_alone(engine.config)}: this model reads "
+                    "text only. Send text, or ask a model that reads pictures",
                     param=where,
                 )
         return None

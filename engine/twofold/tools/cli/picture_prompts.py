@@ -15,7 +15,7 @@ from twofold.api.picture_config import MAX_PICTURE_BYTES
 from twofold.api.regular_file import read_regular
 from twofold.text.conversation.arranging import rendered
 from twofold.text.conversation.content import with_pictures
-from twofold.vision.prompt_pictures import PromptPictures
+from twofold.vision.prompt_pictures import PromptPictures, why_text_alone
 
 if TYPE_CHECKING:
     from twofold.engine import Engine
@@ -62,9 +62,7 @@ def rendered_prompt(engine: Engine, turns: Sequence[Mapping[str, Any]]) -> Rende
         if isinstance(parts, str):
             return parts
         if pictures is None:
-            raise ConfigError(
-                f"{engine.info.model} has no picture encoder; a GGUF model's is the file mmproj-*.gguf beside it"
-            )
+            raise ConfigError(f"{engine.info.model} {why_text_alone(engine.config)}")
         pieces = []
         for part in parts:
             if isinstance(part, str):

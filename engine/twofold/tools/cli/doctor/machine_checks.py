@@ -99,6 +99,7 @@ def check_memory() -> Check:
 def check_model(config: EngineConfig) -> Check:
     """Whether the model fits, judged by its file headers: no weights are loaded."""
     from twofold.models.model_files import open_model_files
+    from twofold.models.picture_encoder import encoder_bytes
     from twofold.models.sizing import check_host_memory, describe_tables, measure_files
 
     try:
@@ -120,6 +121,8 @@ def check_model(config: EngineConfig) -> Check:
         found += f"; {size.config.context_limit_reason}"
     if size.bytes_per_sequence:
         found += f", {size.bytes_per_sequence / 1e6:.1f} MB of it for each sequence's record"
+    if encoder := encoder_bytes(size.encoder_elements, config, None):
+        found += f"; its picture encoder takes {encoder / _GIB:.2f} GiB more"
     if tables := describe_tables(size):
         found += f"; {tables}"
     if files.mapped is not None:
