@@ -1,6 +1,6 @@
 // Multi-head latent attention of one query per sequence: each block takes 256 positions, or entries of a list of chosen
-// positions, for 16 heads and leaves maximum, sum and weighted latents; a second kernel joins the splits in order. A row of the cache is read once for
-// all heads of a block, as keys and as values.
+// positions, for 16 heads (8 where latents are long) and leaves maximum, sum and weighted latents; a second kernel joins
+// the splits in order. A row of the cache is read once for all heads of a block, as keys and as values.
 
 #include "attended_positions.h"
 #include "machine.cuh"
@@ -14,23 +14,24 @@ namespace {
 constexpr int kStoreThreads = 128;
 constexpr int kStoreWarps = kStoreThreads / kWarpSize;
 
-template <bool kChosen>
+template <int kLatent, bool kChosen>
 __global__ void __launch_bounds__(kMlaThreads)
     mla_split_kernel(MlaDecode decode, MlaPages pages, float* workspace, int splits) {
+  using Tile = MlaTile<kLatent>;
   uint32_t* memory = dynamic_shared<uint32_t>();
   const int sequence = blockIdx.z, thread = threadIdx.x;
   const auto [begin, length, list] =
       attended<kChosen>(decode.chosen, decode.select, sequence, decode.seq_lens[sequence], 0, 1);
   const SplitRange range = split_range(blockIdx.x, length, begin);
   if (range.begin >= range.end) return;
-  const int cached = pages.latent + pages.rope, head = int(blockIdx.y) * kMlaHeads;
-  const MlaTile tile(memory, cached, pages.latent, min(kMlaHeads, decode.num_heads - head));
+  const int cached = pages.latent + pages.rope, head = int(blockIdx.y) * Tile::kHeads;
+  const Tile tile(memory, cached, pages.latent, min(Tile::kHeads, decode.num_heads - head));
   const int64_t row = int64_t(sequence) * decode.num_heads + head;
   const int32_t* table = decode.page_tables + int64_t(sequence) * decode.max_pages;
   mla_begin(tile, thread, static_cast<const uint16_t*>(decode.absorbed) + row * cached, decode.rule.scale);
-  float sums[kMlaHeads][2] = {};
-  for (int first = range.begin; first < range.end; first += kMlaChunk) {
-    const int count = min(kMlaChunk, range.end - first);
+  typename Tile::Sums sums = {};
+  for (int first = range.begin; first < range.end; first += Tile::kChunk) {
+    const int count = min(Tile::kChunk, range.end - first);
     mla_load(tile, thread, count, [&](int i) {
       const int position = kChosen ? list[first + i] : first + i;
       const int64_t slot =
@@ -97,6 +98,28 @@ bool fits(const MlaPages& pages) {
          pages.latent <= kMlaMaxLatent && pages.rope >= 0 && pages.rope % 2 == 0;
 }
 
+template <int kLatent, bool kChosen>
+int launch_split_and_join(const MlaDecode& decode, const MlaPages& pages, float* workspace, void* out,
+                          Stream stream) {
+  using Tile = MlaTile<kLatent>;
+  const int shared = Tile::shared_bytes(pages.latent + pages.rope);
+  const int splits = num_splits(most_attended(decode.chosen, decode.max_length));
+  const dim3 grid(splits, Tile::head_blocks(decode.num_heads), decode.num_sequences);
+  if (const int error = launch(mla_split_kernel<kLatent, kChosen>, grid, kMlaThreads, shared, stream, decode,
+                               pages, workspace, splits))
+    return error;
+  return launch(mla_join_kernel<kChosen>, dim3(decode.num_heads, decode.num_sequences), kMlaThreads, 0,
+                stream, decode, workspace, splits, pages.latent, static_cast<uint16_t*>(out));
+}
+
+template <int kLatent>
+int launch_either(const MlaDecode& decode, const MlaPages& pages, float* workspace, void* out,
+                  Stream stream) {
+  const bool chosen = decode.chosen.positions != nullptr;
+  const auto run = chosen ? launch_split_and_join<kLatent, true> : launch_split_and_join<kLatent, false>;
+  return run(decode, pages, workspace, out, stream);
+}
+
 }  // namespace
 
 int64_t mla_workspace_bytes(int num_sequences, int num_heads, int latent, int max_length) {
@@ -122,23 +145,9 @@ int launch_mla_decode(const MlaDecode& decode, const MlaPages& pages, float* wor
       int64_t(decode.max_pages) * pages.page_size < decode.max_length) {
     return cudaErrorInvalidValue;
   }
-  const int shared = mla_shared_bytes(pages.latent + pages.rope);
-  const int splits = num_splits(most_attended(decode.chosen, decode.max_length));
-  const dim3 grid(splits, mla_head_blocks(decode.num_heads), decode.num_sequences);
-  const dim3 heads(decode.num_heads, decode.num_sequences);
-  uint16_t* const to = static_cast<uint16_t*>(out);
-  if (decode.chosen.positions != nullptr) {
-    if (const int error = launch(mla_split_kernel<true>, grid, kMlaThreads, shared, stream, decode, pages,
-                                 workspace, splits))
-      return error;
-    return launch(mla_join_kernel<true>, heads, kMlaThreads, 0, stream, decode, workspace, splits,
-                  pages.latent, to);
-  }
-  if (const int error = launch(mla_split_kernel<false>, grid, kMlaThreads, shared, stream, decode, pages,
-                               workspace, splits))
-    return error;
-  return launch(mla_join_kernel<false>, heads, kMlaThreads, 0, stream, decode, workspace, splits,
-                pages.latent, to);
+  const auto run =
+      pages.latent <= kMlaUsualLatent ? launch_either<kMlaUsualLatent> : launch_either<kMlaMaxLatent>;
+  return run(decode, pages, workspace, out, stream);
 }
 
 }  // namespace twofold::cuda

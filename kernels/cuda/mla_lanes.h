@@ -10,124 +10,155 @@
 
 namespace twofold::cuda {
 
-// A block takes one split of one sequence's positions for up to kMlaHeads query heads, kMlaChunk positions at once.
-inline constexpr int kMlaHeads = 16;
-inline constexpr int kMlaChunk = 32;
+// A block takes one split of one sequence's positions for several query heads, a chunk of positions at once.
 inline constexpr int kMlaThreads = 256;
-inline constexpr int kMlaMaxLatent = 2 * kMlaThreads;  // a thread sums two columns
+inline constexpr int kMlaUsualLatent = 512;
+inline constexpr int kMlaMaxLatent = 1024;
 
-TWOFOLD_HD constexpr int mla_head_blocks(int num_heads) { return (num_heads + kMlaHeads - 1) / kMlaHeads; }
-// Words of one cached row in shared memory: an odd number, so that equal columns of neighbouring rows lie in
-// different banks.
-TWOFOLD_HD constexpr int mla_row_words(int cached) { return (cached / 2) | 1; }
-TWOFOLD_HD constexpr int mla_shared_bytes(int cached) {
-  return 4 * (kMlaChunk * mla_row_words(cached) + kMlaHeads * cached + kMlaHeads * kMlaChunk + 3 * kMlaHeads);
-}
-
-// A block's shared memory.
+// A block's shared memory for latents of up to kLatent: kMlaUsualLatent or kMlaMaxLatent. A tile twice as wide has half the
+// heads and half the positions at once, so that a block needs no more shared memory and a thread no more registers.
+template <int kLatent>
 struct MlaTile {
-  uint32_t* rows;  // [kMlaChunk][mla_row_words] pairs of bf16
-  float* queries;  // [kMlaHeads][cached], scaled
-  float* scores;   // [kMlaHeads][kMlaChunk], weights later
-  float* largest;  // [kMlaHeads]
-  float* total;    // [kMlaHeads]
-  float* fade;     // [kMlaHeads] what earlier chunks' sums are multiplied with
+  static constexpr int kPairs = kLatent / (2 * kMlaThreads);  // pairs of columns that a thread sums
+  static constexpr int kHeads = 16 / kPairs;
+  static constexpr int kChunk = 32 / kPairs;
+  // Where a chunk has fewer positions than a warp has lanes, the lanes read several queries: an odd number of floats from
+  // query to query puts equal columns into different banks.
+  static constexpr int kQueryPadding = kChunk < kWarpSize ? 1 : 0;
+  using Sums = float[kHeads][2 * kPairs];
+
+  uint32_t* rows;  // [kChunk][row_words] pairs of bf16
+  float* queries;  // [kHeads][cached + kQueryPadding], scaled
+  float* scores;   // [kHeads][kChunk], weights later
+  float* largest;  // [kHeads]
+  float* total;    // [kHeads]
+  float* fade;     // [kHeads] what earlier chunks' sums are multiplied with
   int cached;
   int latent;
   int num_heads;  // heads of this block
 
   TWOFOLD_HD MlaTile(uint32_t* memory, int cached_, int latent_, int num_heads_)
       : rows(memory),
-        queries(reinterpret_cast<float*>(memory + kMlaChunk * mla_row_words(cached_))),
-        scores(queries + kMlaHeads * cached_),
-        largest(scores + kMlaHeads * kMlaChunk),
-        total(largest + kMlaHeads),
-        fade(total + kMlaHeads),
+        queries(reinterpret_cast<float*>(memory + kChunk * row_words(cached_))),
+        scores(queries + kHeads * (cached_ + kQueryPadding)),
+        largest(scores + kHeads * kChunk),
+        total(largest + kHeads),
+        fade(total + kHeads),
         cached(cached_),
         latent(latent_),
         num_heads(num_heads_) {}
+
+  static TWOFOLD_HD constexpr int head_blocks(int num_heads) { return (num_heads + kHeads - 1) / kHeads; }
+  // Words of one cached row in shared memory: an odd number, so that equal columns of neighbouring rows lie in
+  // different banks.
+  static TWOFOLD_HD constexpr int row_words(int cached) { return (cached / 2) | 1; }
+  static TWOFOLD_HD constexpr int shared_bytes(int cached) {
+    return 4 *
+           (kChunk * row_words(cached) + kHeads * (cached + kQueryPadding) + kHeads * kChunk + 3 * kHeads);
+  }
 };
 
-TWOFOLD_HD void mla_begin(const MlaTile& tile, int thread, const uint16_t* queries, float scale) {
+template <int kLatent>
+TWOFOLD_HD void mla_begin(const MlaTile<kLatent>& tile, int thread, const uint16_t* queries, float scale) {
+  using Tile = MlaTile<kLatent>;
   for (int i = thread; i < tile.num_heads * tile.cached; i += kMlaThreads)
-    tile.queries[i] = float_of_bits(uint32_t(queries[i]) << 16) * scale;
-  if (thread < kMlaHeads) {
+    tile.queries[i + i / tile.cached * Tile::kQueryPadding] =
+        float_of_bits(uint32_t(queries[i]) << 16) * scale;
+  if (thread < Tile::kHeads) {
     tile.largest[thread] = -INFINITY;
     tile.total[thread] = 0;
   }
 }
 
 // Row i of the chunk begins at row_of(i), a multiple of 4 bytes.
-template <class RowOf>
-TWOFOLD_HD void mla_load(const MlaTile& tile, int thread, int count, RowOf row_of) {
-  const int words = tile.cached / 2, stride = mla_row_words(tile.cached);
+template <int kLatent, class RowOf>
+TWOFOLD_HD void mla_load(const MlaTile<kLatent>& tile, int thread, int count, RowOf row_of) {
+  const int words = tile.cached / 2, stride = tile.row_words(tile.cached);
   for (int i = thread; i < count * words; i += kMlaThreads) {
     const int row = i / words, word = i % words;
     tile.rows[row * stride + word] = row_of(row)[word];
   }
 }
 
-// A lane scores one position for every eighth head.
-TWOFOLD_HD void mla_score(const MlaTile& tile, int thread, int count) {
-  const int position = thread % kMlaChunk;
+// A thread scores one position for some of the heads.
+template <int kLatent>
+TWOFOLD_HD void mla_score(const MlaTile<kLatent>& tile, int thread, int count) {
+  constexpr int kChunk = MlaTile<kLatent>::kChunk;
+  const int position = thread % kChunk;
   if (position >= count) return;
-  const uint32_t* row = tile.rows + position * mla_row_words(tile.cached);
-  for (int head = thread / kMlaChunk; head < tile.num_heads; head += kMlaThreads / kMlaChunk) {
-    const float* query = tile.queries + head * tile.cached;
+  const uint32_t* row = tile.rows + position * tile.row_words(tile.cached);
+  for (int head = thread / kChunk; head < tile.num_heads; head += kMlaThreads / kChunk) {
+    const float* query = tile.queries + head * (tile.cached + tile.kQueryPadding);
     float even = 0, odd = 0;
     for (int word = 0; word < tile.cached / 2; ++word) {
       even = fused(query[2 * word], bf16_low(row[word]), even);
       odd = fused(query[2 * word + 1], bf16_high(row[word]), odd);
     }
-    tile.scores[head * kMlaChunk + position] = even + odd;
+    tile.scores[head * kChunk + position] = even + odd;
   }
 }
 
 // Applies a rule that is not linear.
-TWOFOLD_HD void mla_bend(const MlaTile& tile, int thread, int count, const kernels::ScoreRule& rule) {
-  for (int i = thread; i < tile.num_heads * kMlaChunk; i += kMlaThreads) {
-    if (i % kMlaChunk < count) tile.scores[i] = rule.of(tile.scores[i]);
+template <int kLatent>
+TWOFOLD_HD void mla_bend(const MlaTile<kLatent>& tile, int thread, int count,
+                         const kernels::ScoreRule& rule) {
+  for (int i = thread; i < tile.num_heads * tile.kChunk; i += kMlaThreads) {
+    if (i % tile.kChunk < count) tile.scores[i] = rule.of(tile.scores[i]);
   }
 }
 
-TWOFOLD_HD void mla_largest(const MlaTile& tile, int thread, int count) {
+template <int kLatent>
+TWOFOLD_HD void mla_largest(const MlaTile<kLatent>& tile, int thread, int count) {
   if (thread >= tile.num_heads) return;
   const float before = tile.largest[thread];
   float most = before;
-  for (int i = 0; i < count; ++i) most = fmaxf(most, tile.scores[thread * kMlaChunk + i]);
+  for (int i = 0; i < count; ++i) most = fmaxf(most, tile.scores[thread * tile.kChunk + i]);
   tile.fade[thread] = expf(before - most);
   tile.largest[thread] = most;
 }
 
-TWOFOLD_HD void mla_weigh(const MlaTile& tile, int thread, int count) {
-  for (int i = thread; i < tile.num_heads * kMlaChunk; i += kMlaThreads) {
-    if (i % kMlaChunk < count) tile.scores[i] = expf(tile.scores[i] - tile.largest[i / kMlaChunk]);
+template <int kLatent>
+TWOFOLD_HD void mla_weigh(const MlaTile<kLatent>& tile, int thread, int count) {
+  for (int i = thread; i < tile.num_heads * tile.kChunk; i += kMlaThreads) {
+    if (i % tile.kChunk < count) tile.scores[i] = expf(tile.scores[i] - tile.largest[i / tile.kChunk]);
   }
 }
 
-// Adds the chunk to a thread's two columns for each head; one thread of each head adds up its weights.
-TWOFOLD_HD void mla_sum(const MlaTile& tile, int thread, int count, float (&sums)[kMlaHeads][2]) {
+// Adds the chunk to a thread's columns for each head; one thread of each head adds up its weights.
+template <int kLatent>
+TWOFOLD_HD void mla_sum(const MlaTile<kLatent>& tile, int thread, int count,
+                        typename MlaTile<kLatent>::Sums& sums) {
+  using Tile = MlaTile<kLatent>;
   if (thread < tile.num_heads) {
     float total = tile.total[thread] * tile.fade[thread];
-    for (int i = 0; i < count; ++i) total += tile.scores[thread * kMlaChunk + i];
+    for (int i = 0; i < count; ++i) total += tile.scores[thread * Tile::kChunk + i];
     tile.total[thread] = total;
   }
   if (2 * thread >= tile.latent) return;
 #pragma unroll
-  for (int head = 0; head < kMlaHeads; ++head) {
+  for (int head = 0; head < Tile::kHeads; ++head) {
     if (head >= tile.num_heads) break;
-    sums[head][0] *= tile.fade[head];
-    sums[head][1] *= tile.fade[head];
+#pragma unroll
+    for (float& sum : sums[head]) sum *= tile.fade[head];
   }
   for (int i = 0; i < count; ++i) {
-    const uint32_t pair = tile.rows[i * mla_row_words(tile.cached) + thread];
-    const float low = bf16_low(pair), high = bf16_high(pair);
+    float low[Tile::kPairs], high[Tile::kPairs];
 #pragma unroll
-    for (int head = 0; head < kMlaHeads; ++head) {
+    for (int p = 0; p < Tile::kPairs; ++p) {
+      const int word = thread + p * kMlaThreads;
+      const bool inside = p == 0 || 2 * word < tile.latent;
+      const uint32_t pair = inside ? tile.rows[i * tile.row_words(tile.cached) + word] : 0;
+      low[p] = bf16_low(pair), high[p] = bf16_high(pair);
+    }
+#pragma unroll
+    for (int head = 0; head < Tile::kHeads; ++head) {
       if (head >= tile.num_heads) break;
-      const float weight = tile.scores[head * kMlaChunk + i];
-      sums[head][0] = fused(weight, low, sums[head][0]);
-      sums[head][1] = fused(weight, high, sums[head][1]);
+      const float weight = tile.scores[head * Tile::kChunk + i];
+#pragma unroll
+      for (int p = 0; p < Tile::kPairs; ++p) {
+        sums[head][2 * p] = fused(weight, low[p], sums[head][2 * p]);
+        sums[head][2 * p + 1] = fused(weight, high[p], sums[head][2 * p + 1]);
+      }
     }
   }
 }
@@ -137,19 +168,25 @@ TWOFOLD_HD float* mla_partial(float* workspace, int64_t row, int split, int spli
   return workspace + (row * splits + split) * (latent + 2);
 }
 
-TWOFOLD_HD void mla_leave(const MlaTile& tile, int thread, const float (&sums)[kMlaHeads][2],
-                          float* workspace, int64_t first_row, int split, int splits) {
+template <int kLatent>
+TWOFOLD_HD void mla_leave(const MlaTile<kLatent>& tile, int thread,
+                          const typename MlaTile<kLatent>::Sums& sums, float* workspace, int64_t first_row,
+                          int split, int splits) {
+  using Tile = MlaTile<kLatent>;
 #pragma unroll
-  for (int head = 0; head < kMlaHeads; ++head) {
+  for (int head = 0; head < Tile::kHeads; ++head) {
     if (head >= tile.num_heads) break;
     float* out = mla_partial(workspace, first_row + head, split, splits, tile.latent);
     if (thread == 0) {
       out[0] = tile.largest[head];
       out[1] = tile.total[head];
     }
-    if (2 * thread < tile.latent) {
-      out[2 + 2 * thread] = sums[head][0];
-      out[3 + 2 * thread] = sums[head][1];
+#pragma unroll
+    for (int p = 0; p < Tile::kPairs; ++p) {
+      const int column = 2 * (thread + p * kMlaThreads);
+      if (column >= tile.latent) break;
+      out[2 + column] = sums[head][2 * p];
+      out[3 + column] = sums[head][2 * p + 1];
     }
   }
 }

@@ -31,10 +31,11 @@ def fake() -> ModuleType:
 
 @pytest.fixture
 def simt(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The fake device with the project's kernels for dense layers too, not torch."""
+    """The fake device with the project's kernels for dense layers too, not torch. Graphs read no tensor on the host."""
     from twofold.device.native_kernels import NativeDenseKernels
 
-    from tests.device.fake_device import FakeDevice
+    from tests.device.fake_device import FakeDevice, FakeQueue, NoHostReads
 
     monkeypatch.setattr(FakeDevice, "kernels", lambda self, max_length: NativeDenseKernels(self, max_length))
+    monkeypatch.setattr(FakeQueue, "captures", NoHostReads)
     return fake

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from twofold.device.kernels import TorchKernels
 from twofold.device.placed_share import DECODE_TOKENS
 from twofold.device.queue import LaunchWorker, Outputs, Replay
@@ -67,10 +68,40 @@ class FakeDevice:
         pass
 
 
+_HOST_READS = frozenset(
+    (
+        Tensor.item,
+        Tensor.tolist,
+        Tensor.__bool__,
+        Tensor.__int__,
+        Tensor.__index__,
+        Tensor.__float__,
+        Tensor.nonzero,
+    )
+)
+
+
+class NoHostReads(TorchFunctionMode):
+    """Refuses operations that wait for a device to give the host values or sizes: CUDA graphs cannot capture them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        index = args[1] if func in (Tensor.__getitem__, Tensor.__setitem__) else ()
+        parts = index if isinstance(index, tuple) else (index,)
+        if func in _HOST_READS or any(
+            isinstance(part, Tensor) and part.dtype == torch.bool for part in parts
+        ):
+            raise AssertionError(
+                f"{func.__name__} reads a device's tensor on the host within a captured step"
+            )
+        return func(*args, **(kwargs or {}))
+
+
 class FakeQueue:
     """Runs a device's work on a worker thread, so that the caller continues meanwhile. See `DeviceQueue`."""
 
     stream = 0
+    captures: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Context of captured steps."""
 
     def __init__(self, on_error: Callable[[], None]) -> None:
         self._worker = LaunchWorker(on_error)
@@ -84,8 +115,10 @@ class FakeQueue:
         """Replaying computes the step again."""
 
         def compute() -> None:
-            for kept, made in zip(outputs, run(), strict=True):
-                kept.copy_(made)
+            with self.captures():
+                made = run()
+            for kept, new in zip(outputs, made, strict=True):
+                kept.copy_(new)
 
         return lambda: self._worker.start(compute)
 

@@ -196,10 +196,10 @@ def attention(machine: Machine) -> dict[str, Any]:
 
 
 def latent_attention(machine: Machine) -> dict[str, Any]:
-    """Against torch: the whole block, of DeepSeek-V3's sizes and odd ones, in a batch with a row of padding; over all
-    positions and over chosen ones."""
+    """Against torch: the whole block, of DeepSeek-V3's and dots3-note's sizes and odd ones, in a batch with a row of
+    padding; over all positions and over chosen ones."""
     worst = 0.0
-    for heads, latent, rope, neighbours in ((128, 512, 64, True), (17, 130, 6, False)):
+    for heads, latent, rope, neighbours in ((128, 512, 64, True), (17, 130, 6, False), (64, 1024, 64, True)):
         rotation = Rotation(neighbours=neighbours)
         shape = Mla(0, 256, heads, None, latent, 32, rope, 32, 1e-6, Scores(0.1), rotation=rotation)
         rows = heads * shape.qk_head_dim + shape.cached

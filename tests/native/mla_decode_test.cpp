@@ -12,6 +12,9 @@ using namespace twofold::cuda;
 
 namespace {
 
+using Usual = MlaTile<kMlaUsualLatent>;
+using Wide = MlaTile<kMlaMaxLatent>;
+
 struct Case {
   int heads, latent, rope, length, page_size;
   float sink = -INFINITY;
@@ -26,25 +29,26 @@ std::vector<uint16_t> random_bf16(size_t count, uint32_t seed, float size = 1.0f
 }
 
 // What the split and the join kernel leave for one sequence: [heads][latent].
+template <class Tile>
 std::vector<float> play(const Case& c, const std::vector<uint16_t>& cache, const std::vector<int32_t>& table,
                         const std::vector<uint16_t>& queries, float scale) {
   const int cached = c.latent + c.rope, splits = num_splits(c.length) + 1;  // the last has nothing to do
   std::vector<float> workspace(size_t(c.heads * splits * (c.latent + 2)), std::nanf(""));
-  std::vector<uint32_t> memory(size_t(mla_shared_bytes(cached) / 4),
+  std::vector<uint32_t> memory(size_t(Tile::shared_bytes(cached) / 4),
                                0x7fc07fc0u);  // NaN, whatever is read of it
   for (int split = 0; split < splits; ++split) {
     const SplitRange range = split_range(split, c.length, 0);
     if (range.begin >= range.end) continue;
-    for (int block = 0; block < mla_head_blocks(c.heads); ++block) {
-      const int head = block * kMlaHeads;
-      const MlaTile tile(memory.data(), cached, c.latent, std::min(kMlaHeads, c.heads - head));
-      std::vector<float[kMlaHeads][2]> sums(kMlaThreads);
+    for (int block = 0; block < Tile::head_blocks(c.heads); ++block) {
+      const int head = block * Tile::kHeads;
+      const Tile tile(memory.data(), cached, c.latent, std::min(Tile::kHeads, c.heads - head));
+      std::vector<typename Tile::Sums> sums(kMlaThreads);
       const auto all = [](auto body) {
         for (int thread = 0; thread < kMlaThreads; ++thread) body(thread);
       };
       all([&](int t) { mla_begin(tile, t, queries.data() + head * cached, scale); });
-      for (int first = range.begin; first < range.end; first += kMlaChunk) {
-        const int count = std::min(kMlaChunk, range.end - first);
+      for (int first = range.begin; first < range.end; first += Tile::kChunk) {
+        const int count = std::min(Tile::kChunk, range.end - first);
         const auto row_of = [&](int i) {
           const int position = first + i;
           const int slot = table[size_t(position / c.page_size)] * c.page_size + position % c.page_size;
@@ -75,7 +79,8 @@ void check_case(const Case& c) {
   std::iota(table.rbegin(), table.rend(), 2);  // in reverse, behind two pages of others
   const auto cache = random_bf16(size_t((pages + 2) * c.page_size * cached), 5);
   const auto queries = random_bf16(size_t(c.heads * cached), 6);
-  const std::vector<float> out = play(c, cache, table, queries, scale);
+  const auto run = c.latent <= kMlaUsualLatent ? play<Usual> : play<Wide>;
+  const std::vector<float> out = run(c, cache, table, queries, scale);
   for (int head = 0; head < c.heads; ++head) {
     std::vector<double> weights(static_cast<size_t>(c.length)), sums(static_cast<size_t>(c.latent), 0.0);
     double total = std::exp(double(c.sink));
@@ -106,20 +111,24 @@ CASE(mla_attends_to_each_position_once) {
                         {17, 130, 6, 257, 16},
                         {40, 64, 32, 256, 64},
                         {7, 66, 6, 300, 8, 1.5f},
+                        {9, 514, 6, 40, 8, 1.5f},
+                        {8, 1024, 64, 258, 16},
                         {3, 512, 64, 31, 5}})
     check_case(c);
 }
 
 CASE(mla_gives_nothing_for_a_sequence_of_padding) {
   const Case c{4, 16, 4, 0, 4};
-  for (const float value : play(c, {}, {0}, random_bf16(80, 1), 1.0f)) CHECK_EQUAL(value, 0.0f);
+  for (const float value : play<Usual>(c, {}, {0}, random_bf16(80, 1), 1.0f)) CHECK_EQUAL(value, 0.0f);
 }
 
 CASE(mla_shared_memory_fits_and_its_rows_lie_in_different_banks) {
-  for (const int latent : {2, 64, 256, 512}) {
+  for (const int latent : {2, 64, 256, 512, 1024}) {
     for (const int rope : {2, 32, 64}) {
-      CHECK(mla_row_words(latent + rope) * 2 >= latent + rope && mla_row_words(latent + rope) % 2 == 1);
-      CHECK(mla_shared_bytes(latent + rope) <= 99 * 1024);  // what a block may have on compute capability 8.6
+      const int cached = latent + rope, words = Usual::row_words(cached);
+      CHECK(words * 2 >= cached && words % 2 == 1);
+      const int bytes = latent <= kMlaUsualLatent ? Usual::shared_bytes(cached) : Wide::shared_bytes(cached);
+      CHECK(bytes <= 99 * 1024);  // what a block may have on compute capability 8.6
     }
   }
 }

@@ -439,8 +439,8 @@ CASE(attention_rotates_stores_and_attends_as_the_scalar_one) {
 
 CASE(latent_attention_stores_and_attends_as_the_scalar_one) {
   check_mla({17, 130, 6, false});
-  check_mla({3, 512, 64, true});
   check_mla({3, 64, 8, true, 30, 0.5f});
+  check_mla({.heads = 2, .latent = 514, .rope = 6, .neighbours = false, .most = 270, .sinks = true});
   check_mla({.heads = 17, .latent = 64, .rope = 8, .neighbours = false, .most = 270});
   check_mla({.heads = 5, .latent = 34, .rope = 6, .neighbours = false, .sinks = true});
   check_mla({.heads = 2,
@@ -452,6 +452,11 @@ CASE(latent_attention_stores_and_attends_as_the_scalar_one) {
              .most = 270,
              .rotates = false});
   check_mla({.heads = 2, .latent = 64, .rope = 0, .neighbours = true, .rotates = false});
+  for (const int latent : {448, 512, 1024}) {
+    check_mla({3, latent, 64, true});
+    check_mla({.heads = 9, .latent = latent, .rope = 64, .neighbours = true, .window = 30, .sinks = true});
+    check_mla({.heads = 2, .latent = latent, .rope = 64, .neighbours = true, .window = 400, .most = 270});
+  }
 }
 
 CASE(a_list_of_all_positions_gives_the_bits_of_full_attention) {

@@ -20,6 +20,7 @@ _DELTA: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 256}
 _SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"n_group": 4, "topk_group": 2},
     "glm4_moe": {"head_dim": 128, "partial_rotary_factor": 0.5},
+    "dots3_note": {"swa_kv_lora_rank": 1024},
     "gpt_oss": {"sliding_window": 5},
     "gemma4": {"global_head_dim": 512, "sliding_window": 5, "nested": True},
     "gemma4-small": {

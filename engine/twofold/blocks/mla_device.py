@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from twofold.blocks.attention.scores import Scores
     from twofold.blocks.attention.selection import Selection
 
-_KERNEL_LATENT: Final = 512
+_KERNEL_LATENT: Final = 1024
 """Elements of a latent that a device's kernels can have (`kMlaMaxLatent`); longer ones are computed in torch."""
 
 
