@@ -39,7 +39,11 @@ def whole_config(config: dict[str, Any]) -> Any:
 def as_json(config: Any, base: dict[str, Any]) -> dict[str, Any]:
     """A whole configuration as config.json of the same classes."""
     text = json.dumps(config.to_dict(), default=lambda value: str(value).removeprefix("torch."))
-    return dict(json.loads(text)) | {"architectures": base["architectures"]}
+    found: dict[str, Any] = json.loads(text)
+    for part in (found, found.get("text_config", {})):
+        for key in _TOKENS:
+            part.pop(key, None)
+    return found | {"architectures": base["architectures"]}
 
 
 def ours(config: dict[str, Any]) -> ModelConfig | str:
