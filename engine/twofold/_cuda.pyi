@@ -122,6 +122,9 @@ class Device:
     def index_store(
         self, rows: launches.IndexRows, pages: launches.IndexPages, *, rotated: _Address, stream: _Address
     ) -> None: ...
+    def index_pool(
+        self, pools: launches.IndexPools, pages: launches.IndexPages, *, stream: _Address
+    ) -> None: ...
     def index_choose(
         self, choice: launches.IndexChoice, pages: launches.IndexPages, *, scores: _Address, stream: _Address
     ) -> None: ...

@@ -169,10 +169,19 @@ def test_key_heads_choose_the_same_blocks_on_both_sides(
 POOLS = PooledIndexer(3, 64, pool=2, most_pools=2, eps=1e-6, rotation=Rotation(), pool_rotation=Rotation())
 
 
-def test_both_sides_choose_the_same_pools(tmp_path: Path) -> None:
-    own = pooled(2)
-    layers = Layers(MLA, tmp_path, Chosen(own.most, own), Chosen(own.most))
-    expected, found = np.concatenate(layers.on_cpu()), np.concatenate(layers.on_device(TorchKernels()))
+@pytest.mark.parametrize(
+    ("attention", "own", "kernels"),
+    [(MLA, pooled(2), TorchKernels), (GQA, POOLS, TorchKernels), (GQA, POOLS, native)],
+    ids=["gated pools", "pools", "pools natively"],
+)
+def test_both_sides_choose_the_same_pools(
+    attention: Gqa | Mla,
+    own: GatedPoolIndexer | PooledIndexer,
+    kernels: Callable[[], DeviceKernels],
+    tmp_path: Path,
+) -> None:
+    layers = Layers(attention, tmp_path, Chosen(own.most, own), Chosen(own.most))
+    expected, found = np.concatenate(layers.on_cpu()), np.concatenate(layers.on_device(kernels()))
     errors = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert (errors < 0.03).mean() > 0.8, "more than one choice in five differs"
 

@@ -20,7 +20,8 @@ from twofold.blocks import ops
 from twofold.blocks.block import in_layer
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.ngram_hash import drawn_hash, ngram_ids
-from twofold.blocks.ngram_input import NgramInput, NgramTables
+from twofold.blocks.ngram_input import NgramInput
+from twofold.blocks.ngram_tables import NgramTables
 from twofold.blocks.table_inputs import HostInputs
 from twofold.weights.checkpoint import Checkpoint
 

@@ -15,6 +15,7 @@ import pytest
 from twofold.api.config import EngineConfig
 from twofold.api.errors import ModelLoadError
 from twofold.api.types import SamplingParams
+from twofold.blocks.attention.pooled_indexer import PooledIndexer
 from twofold.device.runner import DeviceRunner
 from twofold.engine import Engine
 from twofold.models.registry import FAMILIES
@@ -23,7 +24,7 @@ from twofold.weights.weight_format import FORMATS as LAYOUTS
 
 from tests.device.runner_runs import Lost, found_device, make_cpu_runner, make_runner, scripted
 from tests.engine.model_runs import random_prompt
-from tests.tiny_models.kernel_sizes import FORMATS, MODELS, ON_CPUS_ALONE, QWEN
+from tests.tiny_models.kernel_sizes import FORMATS, MODELS, QWEN
 from tests.tiny_models.table import EXAMPLES
 from tests.tiny_models.writing import write_tiny_model
 from tests.weights.scheme_cases import MODEL, write_by_expert
@@ -50,13 +51,17 @@ def check_answers(simt: ModuleType, path: Path, graphs: bool, *, has_experts: bo
 
 
 def test_every_family_is_here() -> None:
-    assert {family.module for family in FAMILIES} - ON_CPUS_ALONE <= {name.split("-")[0] for name in MODELS}
+    assert {family.module for family in FAMILIES} <= {name.split("-")[0] for name in MODELS}
 
 
-@pytest.mark.parametrize("model", sorted(ON_CPUS_ALONE))
-def test_a_family_without_kernels_is_refused(simt: ModuleType, tmp_path: Path, model: str) -> None:
-    path = write_tiny_model(tmp_path, EXAMPLES[model])
-    with pytest.raises(ModelLoadError, match="does not run on a device; use --accelerator none"):
+def test_a_part_without_kernels_is_refused(
+    simt: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_model(tmp_path, MODELS["qwen4_exp"])
+    monkeypatch.setattr(PooledIndexer, "missing_in_device_kernels", "a new indexer")
+    with pytest.raises(
+        ModelLoadError, match="a new indexer does not run on a device; use --accelerator none"
+    ):
         make_runner(simt, path, slots=9)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from twofold.blocks import ops
 from twofold.blocks.device_step import DeviceBatch, gated
+from twofold.blocks.ngram_hash import ngram_ids
 from twofold.device.decode_inputs import DecodeRow
 from twofold.device.graphs import DecodeGraphs
 from twofold.device.kernels import TorchKernels
@@ -67,8 +68,15 @@ def device_model(path: Path) -> tuple[DeviceModel, TorchMoe]:
     return model, TorchMoe(model, files, pool)
 
 
-def chunk(tokens: list[int], begin: int, count: int) -> DeviceBatch:
-    """One sequence's rows [begin, begin + count) as a prefill chunk."""
+def layer_inputs(model: DeviceModel, tokens: list[int], begin: int, count: int) -> np.ndarray | None:
+    """What the host computes for the sequence's rows [begin, begin + count)."""
+    if model.inputs is None:
+        return None
+    return model.inputs.of_ids(ngram_ids(tokens[: begin + count], begin, model.inputs.tables.num_ids))
+
+
+def chunk(tokens: list[int], begin: int, count: int, inputs: np.ndarray | None = None) -> DeviceBatch:
+    """One sequence's rows [begin, begin + count) as a prefill chunk. inputs: see `layer_inputs`."""
     positions = torch.arange(begin, begin + count)
     pages = torch.tensor(PAGES, dtype=torch.int32)
     return DeviceBatch(
@@ -80,6 +88,7 @@ def chunk(tokens: list[int], begin: int, count: int) -> DeviceBatch:
         query_lens=(count,),
         host_seq_lens=(begin + count,),
         records=torch.zeros(1, dtype=torch.int32),
+        layer_inputs=None if inputs is None else torch.from_numpy(inputs),
     )
 
 
@@ -95,8 +104,8 @@ def close(ours: torch.Tensor, reference: np.ndarray) -> bool:
     return bool(error < 0.03)
 
 
-def decode_graphs(step, max_pages: int) -> DecodeGraphs:
-    return DecodeGraphs(step, FakeQueue(lambda: None), FakeDevice(), PAGE, max_pages)
+def decode_graphs(step, max_pages: int, input_width: int = 0) -> DecodeGraphs:
+    return DecodeGraphs(step, FakeQueue(lambda: None), FakeDevice(), PAGE, max_pages, input_width=input_width)
 
 
 def run(graphs: DecodeGraphs, rows: list[DecodeRow]) -> torch.Tensor:

@@ -11,9 +11,10 @@ from twofold._core.device import AdaptedRows
 from twofold.blocks import ops
 from twofold.blocks.attention.block_indexer import BlockIndexer, BlockIndexerOnDevice
 from twofold.blocks.attention.chosen import ChosenPositions
-from twofold.blocks.attention.index_device import IndexNormsOnDevice
+from twofold.blocks.attention.index_device import IndexNormsOnDevice, PoolKeysOnDevice
 from twofold.blocks.attention.indexer import Indexer, IndexerOnDevice
 from twofold.blocks.attention.linear import LinearOnDevice
+from twofold.blocks.attention.pooled_indexer import PooledIndexer, PooledIndexerOnDevice
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.attention.scores import Scores
 from twofold.blocks.attention.selection import AllPositions, SelectionOnDevice, Window
@@ -241,8 +242,8 @@ def latent_attention(machine: Machine) -> dict[str, Any]:
 
 
 def indexers(machine: Machine) -> dict[str, Any]:
-    """Lists against torch, of DeepSeek-V3.2's and MiniMax-M3's sizes, in a batch with a row of padding: the share of
-    positions that one side alone chooses."""
+    """Lists against torch, of DeepSeek-V3.2's and MiniMax-M3's sizes, and of pools, in a batch with a row of padding:
+    the share of positions that one side alone chooses."""
     worst = 0.0
 
     def random(*sizes: int) -> torch.Tensor:
@@ -260,10 +261,15 @@ def indexers(machine: Machine) -> dict[str, Any]:
     norms = IndexNormsOnDevice(1 + random(128), random(128), 1e-6)
     of_tokens = Indexer(64, 128, 512, rank=1536, eps=1e-6, rank_eps=1e-6, rotation=Rotation())
     of_blocks = BlockIndexer(4, 128, block=128, most_blocks=4, local=1, eps=1e-6, rotation=Rotation())
+    of_pools = PooledIndexer(
+        8, 128, 4, most_pools=128, eps=1e-6, rotation=Rotation(), pool_rotation=Rotation()
+    )
     own = replace(norms, bias=None, queries=1 + random(128))
+    pools = PoolKeysOnDevice(4, 1 + random(128), 1e-6, Rotation())
     for operator in (
         IndexerOnDevice(of_tokens, linear(64 * 128, 1536), linear(128 + 64, 256), norms),
         BlockIndexerOnDevice(of_blocks, linear(4 * 128, 256), linear(128, 256), own),
+        PooledIndexerOnDevice(of_pools, linear(9 * 128, 256), replace(own, keys=None), pools),
     ):
         hidden, projected, keys = (
             random(5, 256) * 16,

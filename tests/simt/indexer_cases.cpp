@@ -19,8 +19,9 @@ struct IndexCase {
   int block = 0;        // above 0: positions of a block, which are chosen by head
   int local = 0;
   bool last = false;
+  bool pooled = false;  // blocks are pools
 
-  int lists() const { return block > 0 ? heads : 1; }
+  int lists() const { return block > 0 && !pooled ? heads : 1; }
 };
 
 constexpr int kPage = 8, kMaxPages = 90;
@@ -52,7 +53,7 @@ std::vector<double> widened(const uint16_t* from, int n) {
   return row;
 }
 
-// A list of one sequence, by the kernel's own scores of its blocks, or positions.
+// A list of one sequence, by the kernel's own scores of its blocks, pools or positions.
 std::vector<int32_t> best(const IndexCase& c, std::vector<float> scores, int length) {
   const int block = std::max(1, c.block), most = c.most / block, n = int(scores.size());
   for (int i = std::max(0, n - c.local); i < n; ++i) scores[size_t(i)] = INFINITY;
@@ -65,6 +66,7 @@ std::vector<int32_t> best(const IndexCase& c, std::vector<float> scores, int len
   for (const int each : order) {
     for (int p = each * block; p < std::min((each + 1) * block, length); ++p) list.push_back(p);
   }
+  for (int p = n * block; p < length; ++p) list.push_back(p);  // after the last whole pool
   return list;
 }
 
@@ -139,23 +141,27 @@ void check_index(const IndexCase& c) {
                        std::max(1, c.block),
                        c.local,
                        run.memory<int32_t>("positions", size_t(S * L * c.most)),
-                       run.memory<int32_t>("counts", size_t(S * L))};
+                       run.memory<int32_t>("counts", size_t(S * L)),
+                       c.pooled};
     auto* scores = run.memory<float>("scores", size_t(choice.num_scores()));
     run.check(launch_index_choose(choice, pages, scores, nullptr), "index_choose");
     for (int row = 0; row < S * L; ++row) {
       const int s = row / L, length = lengths[size_t(s)];
       const float* const own = scores + row * choice.num_blocks(max_length);
       for (int b = 0; b < choice.num_blocks(length); ++b) {
-        double expected = blocks ? -INFINITY : 0;
-        for (int p = b * choice.block; p < std::min((b + 1) * choice.block, length); ++p) {
-          for (int h = blocks ? row % L : 0; h < (blocks ? row % L + 1 : c.heads); ++h) {
+        const bool by_head = blocks && !c.pooled;
+        const int begin = b * choice.block, end = std::min(begin + choice.block, length);
+        double expected = by_head ? -INFINITY : 0;
+        for (int p = c.pooled ? end - 1 : begin; p < end; ++p) {
+          for (int h = by_head ? row % L : 0; h < (by_head ? row % L + 1 : c.heads); ++h) {
             double product = 0;
             for (int i = 0; i < D; ++i)
               product += value(turned[(s * c.heads + h) * D + i]) * value(keys[slot(s, p) * D + i]);
-            if (blocks)
+            if (by_head)
               expected = std::max(expected, product);
             else
-              expected += value(projected[size_t(s * stride + D + h)]) * std::max(product, 0.0);
+              expected +=
+                  (blocks ? 1.0 : value(projected[size_t(s * stride + D + h)])) * std::max(product, 0.0);
           }
         }
         near(double(own[b]), expected, "score");
@@ -167,7 +173,67 @@ void check_index(const IndexCase& c) {
   });
 }
 
+// Keys of a step of one token at position 7, a row of padding, and a prompt's positions 5 to 17 after other ones.
+void check_pools(int dim, int rotary, bool listed) {
+  constexpr int kPool = 4, kTables = 3, kPrompt = 5, kEnd = 18;
+  const IndexCase c{.heads = 2, .dim = dim, .rotary = rotary, .neighbours = false, .most = 1};
+  std::vector<int32_t> tables{5, 3, 8, 1, 7, 2}, sequences{0, 0};
+  std::vector<int64_t> positions{7, 3}, places{5 * kPage + 7, -1};
+  for (int p = kPrompt; p < (listed ? kEnd : kPrompt); ++p) {
+    sequences.push_back(1);
+    positions.push_back(p);
+    places.push_back(int64_t(tables[size_t(kTables + p / kPage)]) * kPage + p % kPage);
+  }
+  const int T = int(positions.size()), half = rotary / 2;
+  auto cache = test::random_bf16(size_t(9 * kPage * dim), 1);
+  const auto projected = test::random_bf16(size_t(T * (dim + 1)), 2);
+  const auto norm = test::random_floats(size_t(dim), 4);
+  const auto cos = test::random_floats(size_t(T * half), 6), sin = test::random_floats(size_t(T * half), 7);
+  auto expected = cache;
+  for (int t = 0; t < T; ++t) {
+    if (places[size_t(t)] >= 0)
+      std::copy_n(projected.begin() + t * (dim + 1), dim, expected.begin() + places[size_t(t)] * dim);
+  }
+  test::under_schedules([&](WatchedRun& run) {
+    auto* keys = run.copy("keys", cache);
+    const IndexPages pages{keys, kPage, dim};
+    const auto* slots = run.copy("slot_mapping", places);
+    const auto* queries = run.copy("queries", test::random_bf16(size_t(T * c.heads * dim), 3));
+    const auto *cosines = run.copy("cos", cos), *sines = run.copy("sin", sin);
+    run.check(launch_index_store({run.copy("projected", projected), dim + 1, queries, T, c.heads, nullptr,
+                                  nullptr, nullptr, 1e-6f, cosines, sines, rotary, false, false, slots},
+                                 pages, run.memory<uint16_t>("rotated", size_t(T * c.heads * dim)), nullptr),
+              "index_store");
+    run.check(launch_index_pool(
+                  {kPool, run.copy("tables", tables), kTables,
+                   listed ? run.copy("sequences", sequences) : nullptr, run.copy("positions", positions),
+                   slots, T, run.copy("norm", norm), 1e-6f, cosines, sines, rotary},
+                  pages, nullptr),
+              "index_pool");
+    for (int t = 0; t < T; ++t) {
+      const int64_t place = places[size_t(t)], position = positions[size_t(t)];
+      if (place < 0) continue;
+      std::vector<double> key = widened(&expected[size_t(place * dim)], dim);
+      if ((position + 1) % kPool == 0) {
+        std::fill(key.begin(), key.end(), 0.0);
+        for (int64_t p = position + 1 - kPool; p <= position; ++p) {
+          const int page = tables[size_t(sequences[size_t(t)] * kTables + p / kPage)];
+          const auto own = widened(&expected[size_t((page * kPage + p % kPage) * dim)], dim);
+          for (int i = 0; i < dim; ++i) key[size_t(i)] += own[size_t(i)] / kPool;
+        }
+        key = rotated(normed(key, norm, nullptr), c, &cos[size_t(t * half)], &sin[size_t(t * half)]);
+      }
+      for (int i = 0; i < dim; ++i) near(value(keys[place * dim + i]), key[size_t(i)], "pool");
+    }
+  });
+}
+
 }  // namespace
+
+CASE(indexers_store_keys_of_pools_as_the_scalar_one) {
+  check_pools(34, 12, true);
+  check_pools(10, 10, false);
+}
 
 CASE(indexers_store_score_and_choose_as_the_scalar_one) {
   check_index({.heads = 6, .dim = 32, .rotary = 16, .neighbours = false, .most = 40});
@@ -179,4 +245,14 @@ CASE(indexers_store_score_and_choose_as_the_scalar_one) {
       {.heads = 11, .dim = 10, .rotary = 0, .neighbours = false, .most = 130, .coarse = true, .block = 130});
   check_index(
       {.heads = 2, .dim = 6, .rotary = 2, .neighbours = false, .most = 9, .coarse = true, .block = 3});
+  check_index(
+      {.heads = 5, .dim = 32, .rotary = 8, .neighbours = false, .most = 35, .block = 4, .pooled = true});
+  check_index({.heads = 2,
+               .dim = 6,
+               .rotary = 2,
+               .neighbours = false,
+               .most = 33,
+               .coarse = true,
+               .block = 17,
+               .pooled = true});
 }

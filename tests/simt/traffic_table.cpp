@@ -250,11 +250,52 @@ void indexer() {  // DeepSeek-V3.2
   run.check(launch_index_choose(
                 {queries, projected + kDim, kStride, run.copy("tables", tables),
                  run.copy("lengths", std::vector<int32_t>{kLength}), 1, kHeads, kPages, kPages * kPage, kMost,
-                 1, 0, run.zeros<int32_t>("positions", kMost), run.zeros<int32_t>("counts", 1)},
+                 1, 0, run.zeros<int32_t>("positions", kMost), run.zeros<int32_t>("counts", 1), false},
                 pages, run.zeros<float>("scores", size_t(kPages * kPage)), nullptr),
             "index_choose");
   report(run, "index_score");
   report(run, "index_top");
+}
+
+void block_indexer() {  // MiniMax-M3
+  Recorded run;
+  constexpr int kHeads = 4, kDim = 128, kPage = 16, kPages = 40, kLength = 600, kBlock = 128, kMost = 256;
+  const IndexPages pages{run.zeros<uint16_t>("keys", size_t(kPages * kPage * kDim)), kPage, kDim};
+  std::vector<int32_t> tables(kPages);
+  std::iota(tables.begin(), tables.end(), 0);
+  const IndexChoice choice{run.zeros<uint16_t>("queries", size_t(kHeads * kDim)),
+                           nullptr,
+                           0,
+                           run.copy("tables", tables),
+                           run.copy("lengths", std::vector<int32_t>{kLength}),
+                           1,
+                           kHeads,
+                           kPages,
+                           kPages * kPage,
+                           kMost,
+                           kBlock,
+                           1,
+                           run.zeros<int32_t>("positions", size_t(kHeads * kMost)),
+                           run.zeros<int32_t>("counts", kHeads),
+                           false};
+  run.check(
+      launch_index_choose(choice, pages, run.zeros<float>("scores", size_t(choice.num_scores())), nullptr),
+      "index_choose");
+  report(run, "index_block");
+}
+
+void pooled_indexer() {  // Qwen3.8-Flash-Next
+  Recorded run;
+  constexpr int kDim = 128, kRotary = 32, kPage = 16, kPool = 16;
+  const IndexPages pages{run.zeros<uint16_t>("keys", size_t(kPage * kDim)), kPage, kDim};
+  const auto* ones = run.copy("ones", std::vector<float>(kDim, 1.0f));
+  run.check(launch_index_pool(
+                {kPool, run.copy("tables", std::vector<int32_t>{0}), 1, nullptr,
+                 run.copy("positions", std::vector<int64_t>{kPool - 1}),
+                 run.copy("places", std::vector<int64_t>{kPool - 1}), 1, ones, 1e-6f, ones, ones, kRotary},
+                pages, nullptr),
+            "index_pool");
+  report(run, "index_pool");
 }
 
 template <int kKey>
@@ -397,6 +438,8 @@ int main() {
     latent_attention(listed);
   }
   indexer();
+  block_indexer();
+  pooled_indexer();
   delta_net<128>();
   delta_net<256>();
   step();

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from twofold.blocks.ngram_input import NgramTables
+from twofold.blocks.ngram_tables import NgramTables
 
 from tests.tiny_models.family import TinyFamily
 

@@ -34,14 +34,13 @@ _SIZES: dict[str, dict[str, Any]] = {
     "minimax_m3": {"head_dim": 128, "partial_rotary_factor": 0.5, "index_head_dim": 64},
     "qwen3_next": _DELTA,
     "qwen3_5": _DELTA,
+    "qwen4_exp": _DELTA | {"indexer_head_dim": 96},
     "qwen3_5_moe": _DELTA | {"linear_key_head_dim": 130, "linear_value_head_dim": 33},
     "llama4": {"attention_chunk_size": 8, "floor_scale": 4},
     "mimo_v2_flash": {"head_dim": 192},
     **{name: {"head_dim": 128} for name in ("glm4v_moe", "laguna", "step3p7")},
     **{name: {"hidden_size": 256} for name in ("granitemoe_swa", "ernie4_5_vl_moe")},
 }
-ON_CPUS_ALONE = frozenset({"qwen4_exp"})
-"""Families that are refused on devices: no kernel has an indexer of pools."""
 MODELS = {
     "qwen3_moe": QWEN,
     "qwen3_moe-f32-biases": TinyModel(
@@ -56,7 +55,7 @@ MODELS = {
     **{
         name: model.resized(**_USUAL | _SIZES.get(name, {}))
         for name, model in EXAMPLES.items()
-        if isinstance(model, TinyFamily) and name not in ON_CPUS_ALONE
+        if isinstance(model, TinyFamily)
     },
 }  # fmt: skip
 FORMATS = tuple(name for name, layout in LAYOUTS.items() if layout.quantised and layout.block_columns > 1)

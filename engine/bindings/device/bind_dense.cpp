@@ -22,6 +22,8 @@ void bind_dense(DeviceClass& device) {
              py::kw_only(), py::arg("workspace"), py::arg("out"), py::arg("stream"));
   def_launch(device, "index_store", &cuda::launch_index_store, py::arg("rows"), py::arg("pages"),
              py::kw_only(), py::arg("rotated"), py::arg("stream"));
+  def_launch(device, "index_pool", &cuda::launch_index_pool, py::arg("pools"), py::arg("pages"),
+             py::kw_only(), py::arg("stream"));
   def_launch(device, "index_choose", &cuda::launch_index_choose, py::arg("choice"), py::arg("pages"),
              py::kw_only(), py::arg("scores"), py::arg("stream"));
   def_launch(device, "delta", &cuda::launch_delta, py::arg("rows"), py::arg("records"), py::kw_only(),

@@ -67,6 +67,7 @@ void bind_attention_launches(py::module_& m) {
 void bind_indexer(py::module_& m) {
   using cuda::IndexChoice;
   using cuda::IndexPages;
+  using cuda::IndexPools;
   using cuda::IndexRows;
   def_fields(py::class_<IndexPages>(m, "IndexPages",
                                     "Keys of one layer's indexer: bf16 [pages, page_size, head_dim]."),
@@ -89,7 +90,17 @@ void bind_indexer(py::module_& m) {
              field("num_heads", &IndexChoice::num_heads), field("max_pages", &IndexChoice::max_pages),
              field("max_length", &IndexChoice::max_length), field("most", &IndexChoice::most),
              field("block", &IndexChoice::block, 1), field("local", &IndexChoice::local, 0),
-             field("positions", &IndexChoice::positions), field("counts", &IndexChoice::counts));
+             field("positions", &IndexChoice::positions), field("counts", &IndexChoice::counts),
+             field("pooled", &IndexChoice::pooled, false));
+  def_fields(
+      py::class_<IndexPools>(m, "IndexPools",
+                             "Pools of consecutive positions, whose keys are made of their positions' keys."),
+      field("pool", &IndexPools::pool), field("page_tables", &IndexPools::page_tables),
+      field("max_pages", &IndexPools::max_pages), field("sequences", &IndexPools::sequences),
+      field("positions", &IndexPools::positions), field("slot_mapping", &IndexPools::slot_mapping),
+      field("num_tokens", &IndexPools::num_tokens), field("norm", &IndexPools::norm),
+      field("epsilon", &IndexPools::epsilon), field("cos", &IndexPools::cos), field("sin", &IndexPools::sin),
+      field("rotary", &IndexPools::rotary));
 }
 
 void bind_delta(py::module_& m) {

@@ -311,6 +311,27 @@ class IndexChoice:
         local: int = 0,
         positions: _Address,
         counts: _Address,
+        pooled: bool = False,
+    ) -> None: ...
+
+class IndexPools:
+    """Pools of consecutive positions, whose keys are made of their positions' keys."""
+
+    def __init__(
+        self,
+        *,
+        pool: int,
+        page_tables: _Address,
+        max_pages: int,
+        sequences: _Address,
+        positions: _Address,
+        slot_mapping: _Address,
+        num_tokens: int,
+        norm: _Address,
+        epsilon: float,
+        cos: _Address,
+        sin: _Address,
+        rotary: int,
     ) -> None: ...
 
 class DeltaRecords:

@@ -72,6 +72,8 @@ class DeviceBatch:
     ends: Tensor | None = None
     """int64 [T]: position after the last one that a token attends to where tokens of a picture attend to one another;
     None: each attends to none after its own."""
+    layer_inputs: Tensor | None = None
+    """f32 [T, width], see `blocks.table_inputs`."""
 
     def sequences(self) -> tuple[int, list[tuple[int, slice]]]:
         """Number of leading sequences with one token each, and (index, rows) of each other sequence."""
@@ -82,6 +84,15 @@ class DeviceBatch:
             others.append((s, slice(begin, begin + counts[s])))
             begin += counts[s]
         return num_decode, others
+
+    def sequence_of_rows(self) -> Tensor | None:
+        """int32 [T], the index of each row's sequence; None: every sequence has one row."""
+        import torch
+
+        if self.query_lens is None or max(self.query_lens) == 1:
+            return None
+        numbers = np.repeat(np.arange(len(self.query_lens), dtype=np.int32), self.query_lens)
+        return torch.from_numpy(numbers).to(self.positions.device)
 
     def chain_of(self, rows: slice) -> Tensor | None:
         """`chain` of rows that `by_record` returned; None where each of its sequences has one record."""
@@ -188,6 +199,7 @@ class BlockLaunches(Protocol):
     def index_store(
         self, rows: launches.IndexRows, pages: launches.IndexPages, *, rotated: Tensor, stream: int
     ) -> None: ...
+    def index_pool(self, pools: launches.IndexPools, pages: launches.IndexPages, *, stream: int) -> None: ...
     def index_choose(
         self, choice: launches.IndexChoice, pages: launches.IndexPages, *, scores: Tensor, stream: int
     ) -> None: ...
@@ -349,8 +361,6 @@ class DeviceStep:
     routed: Routed | None = None
     previous: Tensor | None = None
     """f32 [T, hidden], normed hidden states that an MTP layer reads."""
-    layer_inputs: Tensor | None = None
-    """f32 [T, width], see `blocks.table_inputs`."""
     chosen_positions: ChosenPositions | None = None
     """Positions that the last chooser of the step chose (`blocks.attention.selection.Chosen`)."""
     stream_weights: Tensor | None = None

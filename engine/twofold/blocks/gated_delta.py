@@ -23,7 +23,7 @@ from twofold.blocks.attention.norms import norm_part
 from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Record
 from twofold.blocks.block_weights import F32, BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
-from twofold.blocks.device_tails import keep_chained
+from twofold.blocks.device_tails import keep_inputs
 from twofold.weights.tensor_spec import HasTensor
 
 if TYPE_CHECKING:
@@ -270,24 +270,10 @@ class GatedDeltaOnDevice:
             positions = batch.positions[rows]
             chain = batch.chain_of(rows)
             self._recur(projected[rows], positions, records, state, attended[rows], step, chain)
-            if chain is None:
-                self._keep(projected[rows], positions, records, state[1])
-            else:
-                channels = projected[rows, : shape.channels]
-                keep_chained(channels, positions, records, chain, state[1])
+            keep_inputs(projected[rows, : shape.channels], positions, records, chain, state[1])
         z = projected[:, shape.channels : shape.channels + shape.values].view(attended.shape)
         gated = functional.rms_norm(attended, attended.shape[2:], self.head_norm, shape.eps)
         total += self.out(shape.gate.apply(gated, z.float()).flatten(1))
-
-    def _keep(self, projected: Tensor, positions: Tensor, records: Tensor, tail: Tensor) -> None:
-        """Store the convolution's last inputs, each in its position's slot; padding goes to the last record."""
-        import torch
-
-        if len(records) == 1:
-            projected, positions = projected[-self.shape.taps :], positions[-self.shape.taps :]
-        at = torch.where(records < 0, len(tail) - 1, records.long())
-        slots = at * self.shape.taps + positions % self.shape.taps
-        tail.view(-1, self.shape.channels)[slots] = projected[:, : self.shape.channels]
 
     def _recur(
         self,

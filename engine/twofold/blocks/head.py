@@ -65,7 +65,8 @@ class Embedding(ModelPart):
         return rope if factors is None else replace(rope, learned=tuple(factors.tolist()))
 
     def device_bytes(self, weights: BlockWeights) -> int:
-        return super().device_bytes(weights) - 4 * self.learned_pairs
+        missing = 0 if self.layer_inputs is None else self.layer_inputs.missing_bytes(weights)
+        return super().device_bytes(weights) - 4 * self.learned_pairs - missing
 
     def host_bytes(self, weights: BlockWeights) -> int:
         """Host bytes: pages of the file, 0 if the head has packed them; a copy if they are converted to another

@@ -100,7 +100,8 @@ class _ProjectedInputs(HostInputs):
     def rows(self, ids: I64) -> list[I64]:
         return [ids]
 
-    def forward(self, ids: I64, hidden: F32, out: F32) -> None:
+    def forward(self, ids: I64, hidden: F32 | None, out: F32) -> None:
+        assert hidden is not None, "inputs of layers without the embeddings"
         self._projected.forward(ids, hidden, out)
 
 
@@ -172,8 +173,9 @@ class LayerInputOnDevice:
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
         from torch.nn import functional
 
-        assert step.layer_inputs is not None, "a layer's input without the embedding's"
+        inputs = step.batch.layer_inputs
+        assert inputs is not None, "a layer's input without the embedding's"
         gate = functional.gelu(functional.linear(hidden.bfloat16(), self.gate).float(), approximate="tanh")
         first, size = self.layer * gate.shape[1], gate.shape[1]
-        gated = (gate * step.layer_inputs[:, first : first + size]).bfloat16()
+        gated = (gate * inputs[:, first : first + size]).bfloat16()
         total += functional.linear(gated, self.projection)

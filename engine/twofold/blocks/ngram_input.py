@@ -1,142 +1,28 @@
-"""n-gram embeddings of layers (Qwen3.8-Flash-Next): rows of a table by hashes of the last tokens, and their gate.
+"""n-gram embeddings of layers (Qwen3.8-Flash-Next): a layer's rows of `ngram_tables.py`, added by gates.
 
-`NgramTables` belongs to the model's embedding: it reads the rows of all layers before the first one. `NgramInput` is
-the block that adds one layer's. Reference: transformers `models/qwen4_exp`, `Qwen4ExpTextPLELayer`.
+Reference: transformers `models/qwen4_exp`, `Qwen4ExpTextPLELayer`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from twofold.api.errors import ModelLoadError
 from twofold.blocks import ops
 from twofold.blocks.attention.layer_names import LayerNames
+from twofold.blocks.attention.linear import Linear, LinearOnDevice
 from twofold.blocks.block import Block, Cost, Record
-from twofold.blocks.block_weights import F32, BlockWeights
-from twofold.blocks.device_step import DeviceBlock, DeviceWeights
-from twofold.blocks.ngram_hash import NgramHash
-from twofold.blocks.table_inputs import I64, HostInputs, InputsOnDevice, TableInputs
+from twofold.blocks.block_weights import BlockWeights
+from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
+from twofold.blocks.device_tails import convolved
+from twofold.blocks.residual_device import StreamBlockOnDevice
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
-    from twofold.weights.checkpoint import Checkpoint
-
-MODULE = "ple.ple_embedding"
-"""Module of a layer's table in Hugging Face checkpoints."""
-_ON_CPU = "an n-gram table, whose rows are read from the file,"
-
-
-@dataclass(frozen=True)
-class NgramTables(TableInputs):
-    """Tables of n-grams of some layers."""
-
-    layers: tuple[int, ...]
-    """The layers that have one, ascending."""
-    hashes: tuple[NgramHash, ...]
-    """Hashes of each table."""
-    size: int
-    """Elements of a layer's input: the rows of all heads, one after the other."""
-    divisor: int = 1
-    """The rows of a table are padded to a multiple of it."""
-    num_shards: int = 1
-    """Parts of a table that checkpoints store by themselves, unless they store it whole."""
-
-    @property
-    def width(self) -> int:
-        return self.size * len(self.layers)
-
-    @property
-    def num_ids(self) -> int:
-        return len(self.hashes[0].multipliers)
-
-    @property
-    def missing_on_device(self) -> str:
-        return _ON_CPU
-
-    @property
-    def columns(self) -> int:
-        """Elements of a row."""
-        return self.size // len(self.hashes[0].sizes)
-
-    def first(self, layer: int) -> int:
-        """Where a layer's input begins in those of all layers."""
-        return self.size * self.layers.index(layer)
-
-    def problems(self, vocab_size: int) -> Iterator[str]:
-        if self.size % len(self.hashes[0].sizes):
-            yield f"ple_embed_dim {self.size} is not a multiple of {len(self.hashes[0].sizes)} rows of a token"
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Patterns of tensors whose values are those of the configuration; `check` compares them."""
-        return tuple(f"model.layers.*.{MODULE}.{name}" for name in ("layer_multipliers", "ngram_heads_*"))
-
-    def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
-        specs: dict[str, TensorSpec] = {}
-        for layer, hashes in zip(self.layers, self.hashes, strict=True):
-            num_rows = -(-hashes.num_rows // self.divisor) * self.divisor
-            name = f"model.layers.{layer}.{MODULE}.ngram_embedding"
-            of_gguf = "" if specs else "per_layer_token_embd.weight"  # their files have one table
-            whole = TensorSpec(f"{name}.weight", (num_rows, self.columns), "embedding", of_gguf)
-            if self.num_shards == 1 or found(whole):
-                specs[f"table {layer}.0"] = whole
-                continue
-            of_shard = -(-num_rows // self.num_shards)
-            for number, begin in enumerate(range(0, num_rows, of_shard)):
-                shape = (min(of_shard, num_rows - begin), self.columns)
-                shard = replace(whole, name=f"{name}.shard_{number}.weight", shape=shape, gguf="")
-                specs[f"table {layer}.{number}"] = shard
-        return specs
-
-    def table_parts(self, weights: BlockWeights) -> tuple[tuple[str, ...], ...]:
-        names = (f"table {layer}." for layer in self.layers)
-        return tuple(tuple(part for part in weights.specs if part.startswith(name)) for name in names)
-
-    def check(self, weights: BlockWeights) -> None:
-        """Raises ModelLoadError for hashes other than the configuration's."""
-        for layer, hashes in zip(self.layers, self.hashes, strict=True):
-            for name, expected in (
-                ("layer_multipliers", hashes.multipliers),
-                ("ngram_heads_vocab_sizes", hashes.sizes),
-                ("ngram_heads_offsets", hashes.offsets),
-            ):
-                _expect_integers(weights, f"model.layers.{layer}.{MODULE}.{name}", expected)
-
-    def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> HostInputs:
-        return _NgramRows(self, self.row_tables(weights, pool))
-
-    def device(self, weights: DeviceWeights) -> InputsOnDevice:
-        raise ModelLoadError(f"{_ON_CPU} does not run on a device; use --accelerator none")
-
-
-def _expect_integers(weights: BlockWeights, name: str, expected: tuple[int, ...]) -> None:
-    if name not in weights.source:
-        return
-    source: Checkpoint = weights.source  # type: ignore[assignment]  # files of GGUF have no such names
-    if not np.array_equal(source.integers(name, (len(expected),)), expected):
-        raise ModelLoadError(
-            f"{source.entry(name).file}: tensor {name} has other values than vocab_size, ngram_size, heads_per_ngram, "
-            "ngram_vocab_size_base and seed give; configuration and weights belong to different models, download both "
-            "again"
-        )
-
-
-class _NgramRows(HostInputs):
-    def __init__(self, inputs: NgramTables, tables: list[ops.RowTable]) -> None:
-        super().__init__(tables)
-        self._hashes = inputs.hashes
-        self._size = inputs.size
-
-    def rows(self, ids: I64) -> list[I64]:
-        return [each.rows(ids) for each in self._hashes]
-
-    def forward(self, ids: I64, hidden: F32, out: F32) -> None:
-        for number, (table, rows) in enumerate(zip(self.tables, self.rows(ids), strict=True)):
-            table.read(rows, out, number * self._size)
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -211,8 +97,73 @@ class NgramInput(Block):
         )
 
     @property
-    def missing_in_device_kernels(self) -> str:
-        return _ON_CPU
+    def slots(self) -> int:
+        """Inputs of the convolution that a device keeps, the newest included."""
+        return (self.taps - 1) * self.dilation + 1
+
+    @property
+    def device_elements_per_token(self) -> int:
+        """Keys, gated values, their norms and the convolution's sums of all streams; the layer's input."""
+        return 4 * self.width + self.size
+
+    def device_state(
+        self, num_pages: int, page_size: int, allocate: Allocate, num_records: int = 0
+    ) -> DeviceState:
+        """See `blocks.device_tails`."""
+        return (allocate((num_records + 1, self.slots, self.width), exact=True),)
+
+    @property
+    def device_record_bytes(self) -> int:
+        return 4 * self.slots * self.width
 
     def device(self, weights: DeviceWeights, moe_layer: int) -> DeviceBlock:
-        raise ModelLoadError(f"{_ON_CPU} does not run on a device; use --accelerator none")
+        import torch
+
+        key, shape = Linear(("key",)).device(weights), (self.num_streams, self.hidden_size)
+        conv = torch.from_numpy(np.ascontiguousarray(weights.source.vector("conv")[:, 0].T))
+        return NgramInputOnDevice(
+            self,
+            key=key,
+            value=Linear(("value",)).device(weights),
+            key_norm=weights.norm("key_norm").view(shape),
+            query_norm=weights.norm("query_norm").view(shape),
+            conv_norm=weights.norm("conv_norm").view(shape),
+            conv=conv.to(key.weight.device),
+        )
+
+
+@dataclass(frozen=True)
+class NgramInputOnDevice(StreamBlockOnDevice):
+    """`NgramInput` on a device. Norms are f32 [streams, hidden], of each stream alone."""
+
+    shape: NgramInput
+    key: LinearOnDevice
+    value: LinearOnDevice
+    key_norm: Tensor
+    query_norm: Tensor
+    conv_norm: Tensor
+    conv: Tensor
+    """f32 [taps, streams * hidden], the oldest first."""
+
+    @property
+    def num_streams(self) -> int:
+        return self.shape.num_streams
+
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
+        from torch.nn import functional
+
+        shape, inputs = self.shape, step.batch.layer_inputs
+        assert inputs is not None, "n-gram embeddings without the tables' rows"
+        rows = inputs[:, shape.first : shape.first + shape.size]
+        keys = self._normed(self.key(rows).float().view(hidden.shape), self.key_norm)
+        products = (keys * self._normed(hidden, self.query_norm)).sum(2) / shape.hidden_size**0.5
+        gates = (products.sign() * products.abs().clamp(min=1e-6).sqrt()).sigmoid()
+        values = gates[:, :, None] * self.value(rows).float()[:, None]
+        normed = self._normed(values, self.conv_norm).flatten(1)
+        mixed = convolved(normed, self.conv, state[0], step.batch, shape.dilation)
+        total += values + functional.silu(mixed).view(hidden.shape)
+
+    def _normed(self, rows: Tensor, weight: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        return functional.rms_norm(rows, rows.shape[2:], None, self.shape.eps) * weight

@@ -38,6 +38,17 @@ class StreamsOnDevice(ResidualOnDevice):
     def num_streams(self) -> int: ...
 
 
+class StreamBlockOnDevice(ABC):
+    """Reads all streams and adds to each of them: `hidden` and `total` are f32 [T, streams, hidden]."""
+
+    @property
+    @abstractmethod
+    def num_streams(self) -> int: ...
+
+    @abstractmethod
+    def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None: ...
+
+
 class StreamHeadOnDevice(ABC):
     """Ends a model of several streams."""
 
@@ -73,6 +84,8 @@ def run_blocks(
             streams, totals[0] = totals[0], totals[0].new_zeros(totals[0][:, 0].shape)
             block.forward(streams, totals[0], state, step)
             continue
+        if isinstance(block, StreamBlockOnDevice):
+            hidden = totals[0] = _in_streams(totals[0], block.num_streams)
         for residual in begun:
             if isinstance(residual, StreamsOnDevice):
                 totals[0] = _in_streams(totals[0], residual.num_streams)

@@ -18,7 +18,7 @@ from twofold.blocks.attention.linear import Linear, LinearOnDevice
 from twofold.blocks.block import BlockPart, ComposedBlock, Cost, Record
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import Allocate, DeviceBlock, DeviceState, DeviceStep, DeviceWeights
-from twofold.blocks.device_tails import first_records, keep_chained, slots_of
+from twofold.blocks.device_tails import convolved
 from twofold.weights.tensor_spec import HasTensor
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class ShortConvolution(ComposedBlock):
 
 @dataclass(frozen=True)
 class ShortConvolutionOnDevice:
-    """Device operator; recomputing a step's token is safe because it overwrites its own slot."""
+    """`ShortConvolution` on a device."""
 
     shape: ShortConvolution
     project: LinearOnDevice
@@ -128,59 +128,8 @@ class ShortConvolutionOnDevice:
     out: LinearOnDevice
 
     def forward(self, hidden: Tensor, total: Tensor, state: DeviceState, step: DeviceStep) -> None:
-        import torch
-
-        batch, (tail,) = step.batch, state
         b, c, x = self.project(hidden).float().chunk(3, -1)
-        inputs = b * x
-        convolved = [
-            self._convolved(inputs[rows], batch.positions[rows], records, tail, batch.chain_of(rows))
-            for records, rows in batch.by_record()
-        ]
-        y = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
+        y = convolved(b * x, self.conv, state[0], step.batch)
         if self.conv_bias is not None:
             y = y + self.conv_bias
         total += self.out(c * y)
-
-    def _convolved(
-        self, inputs: Tensor, positions: Tensor, records: Tensor, tail: Tensor, chain: Tensor | None
-    ) -> Tensor:
-        """Convolve one token of each sequence, or consecutive tokens of one sequence. chain: see `DeviceBatch`."""
-        import torch
-
-        if chain is not None:
-            return self._convolved_chain(inputs, positions, records, tail, chain)
-        taps, slots = self.shape.taps, tail.view(-1, tail.shape[-1])
-        at = torch.where(records < 0, len(tail) - 1, records.long()) * taps
-        count = len(inputs) // len(records)
-        y = torch.zeros_like(inputs)
-        for j in range(taps):
-            back = taps - 1 - j
-            wanted = positions - back
-            here = (
-                wanted[:, None] >= positions[0]
-                if count > 1
-                else torch.full_like(wanted, back == 0)[:, None] > 0
-            )
-            kept = slots[at + wanted.clamp(min=0) % taps]
-            moved = inputs.roll(back, 0) if count > 1 else inputs
-            value = torch.where(here, moved, kept) * (wanted >= 0)[:, None]
-            y += self.conv[j] * value
-        last = slice(-taps, None) if count > 1 else slice(None)
-        slots[at + positions[last] % taps] = inputs[last]
-        return y
-
-    def _convolved_chain(
-        self, inputs: Tensor, positions: Tensor, records: Tensor, tail: Tensor, chain: Tensor
-    ) -> Tensor:
-        import torch
-
-        slots, begun = tail.view(-1, tail.shape[-1]), first_records(records, chain)
-        y = torch.zeros_like(inputs)
-        for j in range(self.shape.taps):
-            back = self.shape.taps - 1 - j
-            kept = slots[slots_of(begun, positions - back, tail)]
-            value = torch.where((chain >= back)[:, None], inputs.roll(back, 0), kept)
-            y += self.conv[j] * torch.where((positions >= back)[:, None], value, 0.0)
-        keep_chained(inputs, positions, records, chain, tail)
-        return y

@@ -5,6 +5,7 @@ The tables stay in their files, which may be larger than the memory. `ops.RowTab
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -52,8 +53,10 @@ class HostInputs(ABC):
         """Rows [T, rows of a token] of each table, for `ids` as `forward` takes them."""
 
     @abstractmethod
-    def forward(self, ids: I64, hidden: F32, out: F32) -> None:
+    def forward(self, ids: I64, hidden: F32 | None, out: F32) -> None:
         """Inputs [T, width] of tokens whose scaled embeddings are `hidden`; `ids` [T, num_ids] as `TableInputs` says.
+
+        hidden: None only where the inputs depend on token ids alone.
 
         Raises KernelError for a row with a NaN or an infinity.
         """
@@ -91,9 +94,9 @@ class TableInputs(ABC):
         return None
 
     @property
-    def missing_on_device(self) -> str | None:
-        """Part that only the CPU computes; None: a device computes it all."""
-        return None
+    def on_host(self) -> bool:
+        """Whether devices do not hold the tables: the host computes the inputs, from token ids alone."""
+        return False
 
     def problems(self, vocab_size: int) -> Iterator[str]:
         """Invalid sizes, described in config.json's terms."""
@@ -115,6 +118,11 @@ class TableInputs(ABC):
         parts = chain.from_iterable(self.table_parts(weights))
         return sum(weights.source.entry(weights.specs[part].name).num_bytes for part in parts)
 
+    def missing_bytes(self, weights: BlockWeights) -> int:
+        """Bytes in bf16 of the tables that a device does not hold."""
+        parts = chain.from_iterable(self.table_parts(weights)) if self.on_host else ()
+        return sum(2 * math.prod(weights.specs[part].shape) for part in parts)
+
     def host_bytes(self, weights: BlockWeights) -> int:
         """Host bytes: cached rows, and what else is packed."""
         tables = set(chain.from_iterable(self.table_parts(weights)))
@@ -134,6 +142,6 @@ class TableInputs(ABC):
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool) -> HostInputs:
         """Pack the matrices; the tables' rows stay in the files. Raises ModelLoadError."""
 
-    @abstractmethod
-    def device(self, weights: DeviceWeights) -> InputsOnDevice:
-        """Copy the weights to the device. Needs torch."""
+    def device(self, weights: DeviceWeights) -> InputsOnDevice | None:
+        """Copy the weights to the device, unless the host computes the inputs. Needs torch."""
+        return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twofold.blocks.block_weights import F32
 from twofold.blocks.device_step import DeviceBatch
 from twofold.device.device import Device
 
@@ -26,6 +27,8 @@ class DecodeRow:
     """Number of its adapter; -1: none."""
     shift: int = 0
     """Its position in rotary embedding minus `position`."""
+    inputs: Sequence[float] | F32 = ()
+    """Inputs of layers [input_width], where the host computes them."""
 
 
 class DecodeInputs:
@@ -40,16 +43,19 @@ class DecodeInputs:
         *,
         chained: bool = False,
         adapted: bool = False,
+        input_width: int = 0,
     ) -> None:
-        """chained: rows hand their records' states on (`DeviceBatch.chain`). adapted: rows use adapters."""
+        """chained: rows hand their records' states on (`DeviceBatch.chain`). adapted: rows use adapters. input_width:
+        elements of a row's inputs of layers that the host computes."""
         self._page_size, self._max_pages = page_size, max_pages
-        num_bytes = size * (4 * 8 + 4 * 4 + 4 * max_pages)
+        num_bytes = size * (4 * 8 + 4 * 4 + 4 * max_pages + 4 * input_width)
         self._host = device.staging_buffer((num_bytes,), torch.uint8)
         self._device = torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
-        self._written = [part.numpy() for part in _parts(self._host, size)]  # cheaper to write than tensors
+        # Arrays are cheaper to write than tensors.
+        self._written = [part.numpy() for part in _parts(self._host, size, input_width)]
         self._pages: list[list[int]] = [[] for _ in range(size)]  # start of each row's page table
-        tokens, positions, places, rotations, tables, lengths, records, chain, adapters = _parts(
-            self._device, size
+        tokens, positions, places, rotations, inputs, tables, lengths, records, chain, adapters = _parts(
+            self._device, size, input_width
         )
         self.batch = DeviceBatch(
             tokens,
@@ -61,6 +67,7 @@ class DecodeInputs:
             chain=chain if chained else None,
             adapters=adapters if adapted else None,
             rotations=rotations,
+            layer_inputs=inputs if input_width else None,
         )
         self.fill(())
 
@@ -70,7 +77,10 @@ class DecodeInputs:
         Raises:
             ValueError: a row's pages do not hold its position, or exceed the buffer.
         """
-        tokens, positions, places, rotations, tables, lengths, records, chain, adapters = self._written
+        tokens, positions, places, rotations, of_layers, *others = self._written
+        tables, lengths, records, chain, adapters = others
+        for written, row in zip(of_layers, rows if of_layers.size else (), strict=False):
+            written[:] = row.inputs
         places[: len(rows)] = [self._place(row) for row in rows]
         tokens[: len(rows)] = [row.token_id for row in rows]
         positions[: len(rows)] = [row.position for row in rows]
@@ -103,9 +113,10 @@ class DecodeInputs:
         return row.pages[page] * self._page_size + offset
 
 
-def _parts(memory: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Token ids, positions, places, rotary positions, page tables, lengths, records, chain and adapters as views of one
-    buffer."""
-    wide = memory[: 4 * 8 * size].view(torch.int64)
-    narrow = memory[4 * 8 * size :].view(torch.int32)
-    return *wide.chunk(4), narrow[4 * size :].view(size, -1), *narrow[: 4 * size].chunk(4)
+def _parts(memory: Tensor, size: int, input_width: int) -> tuple[Tensor, ...]:
+    """Token ids, positions, places, rotary positions, inputs of layers, page tables, lengths, records, chain and
+    adapters as views of one buffer."""
+    wide, inputs, narrow = memory.tensor_split((4 * 8 * size, (4 * 8 + 4 * input_width) * size))
+    numbers, tables = narrow.view(torch.int32).tensor_split((4 * size,))
+    of_layers = inputs.view(torch.float32).view(size, input_width)
+    return *wide.view(torch.int64).chunk(4), of_layers, tables.view(size, -1), *numbers.chunk(4)

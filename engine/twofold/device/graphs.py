@@ -57,6 +57,8 @@ class DecodeGraphs:
     """Context of the first run of a step, whose CPU part is not served: keeps the step from waiting for an answer."""
     keeps_records: bool = False
     """Whether layers keep records: rows of one sequence then take a graph of their own (`DeviceBatch.chain`)."""
+    input_width: int = 0
+    """See `DecodeInputs`."""
     fall_back_reason: str | None = None
     """Why steps are launched kernel by kernel; None while they are graphs."""
     _prepared: dict[_Kind, _Prepared] = field(default_factory=dict)
@@ -77,7 +79,13 @@ class DecodeGraphs:
         kind = size, chained, adapted = self._kind(rows)
         with self.queue.active(), self.rehearsal():
             inputs = DecodeInputs(
-                size, self.page_size, self.max_pages, self.device, chained=chained, adapted=adapted
+                size,
+                self.page_size,
+                self.max_pages,
+                self.device,
+                chained=chained,
+                adapted=adapted,
+                input_width=self.input_width,
             )
             batch = inputs.batch
             outputs = tuple(torch.empty_like(made) for made in self.step(batch))

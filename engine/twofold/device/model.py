@@ -35,6 +35,7 @@ from twofold.blocks.residual_device import begun_residuals, joined, run_blocks
 from twofold.blocks.rope import axes_of_pairs, rope_tables
 from twofold.device.adapters.matrices import DeviceMatrices
 from twofold.device.adapters.step import AdaptedStep
+from twofold.device.host_inputs import StepInputs
 from twofold.models.config import ModelConfig
 from twofold.models.model_files import ModelFiles
 from twofold.weights.weight_format import WeightMatrix
@@ -158,6 +159,7 @@ class DeviceModel:
         embedding, head = (TorchWeights(each, pool, device) for each in (files.embedding, files.head))
         try:
             self._embedding = embedding.matrix("table")
+            self.inputs = StepInputs.of_model(files, pool)
             layer_inputs = config.embedding.layer_inputs
             self._layer_inputs = None if layer_inputs is None else layer_inputs.device(embedding)
             moe_layers = {layer: index for index, layer in enumerate(config.moe_layers)}
@@ -170,8 +172,7 @@ class DeviceModel:
             self._routers = [block for block in self._blocks if isinstance(block, LookAheadRouter)]
             norm = config.head.norm(files.head)
             self._final_norm = None if norm is None else torch.from_numpy(norm).to(device)
-            tied = config.head.tied
-            self._head = self._embedding if tied else head.matrix("vocabulary")
+            self._head = self._embedding if config.head.tied else head.matrix("vocabulary")
             self._rotations = self._rotation_tables(max_length)
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
@@ -238,13 +239,13 @@ class DeviceModel:
             hidden *= self.config.embedding.scale
         for part in batch.media:
             hidden[part.where] = torch.from_numpy(part.rows).to(hidden.device)
-        step = self._step_at(0, batch, moe)
         if self._layer_inputs is not None:
             token_ids = batch.token_ids.clone() if batch.media else batch.token_ids
             if (media_token := self._layer_inputs.inputs.media_token) is not None:
                 for part in batch.media:
                     token_ids[part.where] = media_token
-            step.layer_inputs = self._layer_inputs(token_ids, hidden)
+            batch = dataclasses.replace(batch, layer_inputs=self._layer_inputs(token_ids, hidden))
+        step = self._step_at(0, batch, moe)
         totals = [hidden]
         at = 0
         num_deep = max((part.num_deep for part in batch.media), default=0)
@@ -253,12 +254,11 @@ class DeviceModel:
                 totals[0][where] += torch.from_numpy(rows).to(totals[0].device)
             with self._stages[home].active():
                 if home != at:
-                    inputs, chosen = step.layer_inputs, step.chosen_positions
+                    chosen = step.chosen_positions
                     step = self._step_at(home, batch, moe)
                     if chosen is not None:
                         lists = self._moved(chosen.positions, home), self._moved(chosen.counts, home)
                         step.chosen_positions = ChosenPositions(*lists)
-                    step.layer_inputs = None if inputs is None else self._moved(inputs, home)
                     totals = [self._moved(total, home) for total in totals]
                 run_blocks(
                     [(self._blocks[n], self._begun[n], self._state_read(n, state)) for n in blocks],
@@ -337,8 +337,6 @@ def _missing_on_device(config: ModelConfig, kernels: DeviceKernels) -> str | Non
     """Part of the model that does not run with these kernels; None: all of it does."""
     if any(rope.kind == "dynamic" for rope, _ in config.rotations):
         return "dynamic RoPE scaling, which depends on the prompt's length,"
-    if (inputs := config.embedding.layer_inputs) is not None and inputs.missing_on_device is not None:
-        return inputs.missing_on_device
     if kernels.native is None:  # plain torch
         return None
     found = (block.missing_in_device_kernels for layer in config.layers for block in layer)

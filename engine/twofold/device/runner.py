@@ -159,6 +159,7 @@ class DeviceRunner:
             max_pages=-(-self._max_context // self._page_size),
             rehearsal=self._layers.rehearsal,
             keeps_records=self._num_records > 0,
+            input_width=0 if self._model.inputs is None else self._model.inputs.width,
             fall_back_reason=fall_back_reason,
         )
         if self._adapters is not None:
@@ -265,7 +266,8 @@ class DeviceRunner:
         return self._sampler.pick(logits), logits
 
     def _table_step(self, step: int, scheduled: Seq[ScheduledSequence], samplers: Seq[Sampler]) -> list[int]:
-        rows = decode_rows(scheduled, self.memory.record_index)
+        inputs = None if self._model.inputs is None else self._model.inputs.read(scheduled)
+        rows = decode_rows(scheduled, self.memory.record_index, inputs)
         self._prepare(rows)
         try:
             with rows_on_cpu(self._adapters, [row.adapter for row in rows]):
@@ -348,12 +350,17 @@ class DeviceRunner:
             requests += [item.sequence.number] * item.num_tokens
             positions += range(begin, begin + item.num_tokens)
         generated = _generated(scheduled) if self.moe.plan.changes_outputs else []
+        inputs = None if self._model.inputs is None else self._model.inputs.read(scheduled, ahead=True)
         with self._queue.active(), rows_on_cpu(self._adapters, adapters_of(scheduled)):
             self.moe.begin_step(
                 step, requests, positions, generated, verified_rows(scheduled), pictures_of(scheduled)
             )
             batch, sampled_rows, first_rows = flattened(
-                scheduled, self._page_size, self._model.device, self.memory.record_index
+                scheduled,
+                self._page_size,
+                self._model.device,
+                self.memory.record_index,
+                inputs=inputs,
             )
             adapted = step_with(self._adapters, batch.adapters)
             self._placed.begin_step(() if adapted is None else adapted.experts)

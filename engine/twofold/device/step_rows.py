@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from twofold.blocks.block_weights import F32
 from twofold.blocks.device_step import DeviceBatch
 from twofold.device.decode_inputs import DecodeRow
 from twofold.step.batch import adapters_of, ends_of, media_of, pictures_of, rotations_of
@@ -39,8 +40,10 @@ class _Piece(NamedTuple):
         return self.begin + len(self.token_ids)
 
 
-def decode_rows(scheduled: Sequence[ScheduledSequence], record_index: RecordIndex) -> list[DecodeRow]:
-    """Rows of a step in which every sequence decodes."""
+def decode_rows(
+    scheduled: Sequence[ScheduledSequence], record_index: RecordIndex, inputs: F32 | None = None
+) -> list[DecodeRow]:
+    """Rows of a step in which every sequence decodes. inputs: as in `flattened`."""
     return [
         DecodeRow(
             piece.token_ids[0],
@@ -50,15 +53,24 @@ def decode_rows(scheduled: Sequence[ScheduledSequence], record_index: RecordInde
             piece.chain,
             piece.adapter,
             shift=piece.shift,
+            inputs=() if inputs is None else inputs[n],
         )
-        for piece in _pieces(scheduled, record_index)
+        for n, piece in enumerate(_pieces(scheduled, record_index))
     ]
 
 
 def flattened(
-    scheduled: Sequence[ScheduledSequence], page_size: int, device: torch.device, record_index: RecordIndex
+    scheduled: Sequence[ScheduledSequence],
+    page_size: int,
+    device: torch.device,
+    record_index: RecordIndex,
+    *,
+    inputs: F32 | None = None,
 ) -> tuple[DeviceBatch, list[int], list[int]]:
-    """The step's rows concatenated, the rows to compute logits of, and which of these are a sequence's first."""
+    """The step's rows concatenated, the rows to compute logits of, and which of these are a sequence's first.
+
+    inputs: of the layers, [T, width], where the host computes them.
+    """
     pieces = list(_pieces(scheduled, record_index))
     tables = torch.zeros((len(pieces), max(len(piece.pages) for piece in pieces)), dtype=torch.int32)
     tokens: list[int] = []
@@ -99,6 +111,7 @@ def flattened(
         media=tuple(media_of(scheduled)),
         pictures=torch.tensor(pictures, device=device) if pictures else None,
         ends=None if ends is None else torch.from_numpy(ends).long().to(device),
+        layer_inputs=None if inputs is None else torch.from_numpy(inputs).to(device),
     )
     return batch, sampled_rows, first_rows
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from twofold.blocks.ngram_hash import drawn_hash
-from twofold.blocks.ngram_input import NgramInput, NgramTables
+from twofold.blocks.ngram_input import NgramInput
+from twofold.blocks.ngram_tables import NgramTables
 from twofold.models.config_json import num_layers_of
 from twofold.weights.json_file import Fields
 

@@ -33,7 +33,7 @@ from tests.device.runner_runs import found_device
 from tests.tiny_models.kernel_sizes import FORMATS, MODELS, QWEN
 from tests.tiny_models.writing import write_tiny_model
 
-QUICK = ("qwen3_moe", "deepseek_v3", "gpt_oss-mxfp4", "gemma4-small", "qwen3_next", "lfm2_moe")
+QUICK = ("qwen3_moe", "deepseek_v3", "gpt_oss-mxfp4", "gemma4-small", "qwen3_next", "lfm2_moe", "qwen4_exp")
 """One family of each kind of blocks; the others take a minute."""
 ANY_TIME = replace(SHORT, start_within_s=600.0, stuck_after_s=120.0)
 

@@ -52,6 +52,15 @@ MODELS = {
         layer_types=linear_layers(3, 1),
         seed=5,  # of seed 0 two tokens lead by so little that rounding to bf16 decides
     ),
+    "streams-pools-and-tables": tiny(
+        "qwen4_exp",
+        dtype="bfloat16",
+        hidden_size=64,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=256,
+        indexer_head_dim=96,
+    ),
     "short-convolution": tiny("lfm2_moe", dtype="bfloat16", hidden_size=64, num_heads=4, head_dim=64),
 }
 REQUESTED = (

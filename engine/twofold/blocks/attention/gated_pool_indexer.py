@@ -80,7 +80,7 @@ class GatedPoolIndexer(Chooser):
 
     @property
     def missing_in_device_kernels(self) -> str | None:
-        return "an indexer of pools"
+        return "an indexer of gated pools"
 
     @property
     def queries(self) -> Linear:

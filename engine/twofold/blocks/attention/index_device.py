@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from twofold._core.device import IndexChoice, IndexPages, IndexRows
+from twofold._core.device import IndexChoice, IndexPages, IndexPools, IndexRows
 from twofold.blocks.attention.chooser import chosen_by_sequence
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.rotation import Rotation, unrotated
@@ -23,7 +23,8 @@ Lists = Callable[[slice, "Tensor", "Tensor"], ChosenPositions]
 class IndexNormsOnDevice:
     """Norms of an indexer's keys and queries; f32 [head_dim] each."""
 
-    keys: Tensor
+    keys: Tensor | None
+    """None: keys are stored as they are, not rotated either."""
     bias: Tensor | None
     """Bias of the LayerNorm of keys; None: keys have an RMSNorm."""
     eps: float
@@ -35,7 +36,7 @@ class IndexNormsOnDevice:
     def store(
         self, rows: Tensor, q: Tensor, kept: Tensor, step: DeviceStep, rotation: Rotation | None
     ) -> Tensor:
-        """Write normed and rotated keys to the cache; return normed and rotated queries.
+        """Write normed and rotated keys to the cache, or keys as they are; return normed and rotated queries.
 
         Args:
             rows: bf16 [T, at least head_dim], of which keys are the first elements.
@@ -67,19 +68,73 @@ class IndexNormsOnDevice:
             rotated = torch.empty_like(q)
             native.device.index_store(of_batch, _pages(kept), rotated=rotated, stream=native.stream())
             return rotated
-        key, queries = rows[:, :dim].float(), q.float()
-        if self.bias is not None:
-            key = functional.layer_norm(key, (dim,), self.keys, self.bias, self.eps)
-        else:
-            key = functional.rms_norm(key, (dim,), self.keys, self.eps)
+        queries, slots, last = q.float(), step.batch.slot_mapping, self.rotates_last
         if self.queries is not None:
             queries = functional.rms_norm(queries, (dim,), self.queries, self.eps)
-        slots, last = step.batch.slot_mapping, self.rotates_last
         if rotation is not None:
-            key = rotation.rotated_end(key, cos, sin, last=last)
             queries = rotation.rotated_end(queries, cos[:, None], sin[:, None], last=last)
+        key = self._normed_keys(rows[:, :dim].float())
+        if rotation is not None and self.keys is not None:
+            key = rotation.rotated_end(key, cos, sin, last=last)
         kept.view(-1, dim)[slots[slots >= 0]] = key[slots >= 0].to(kept.dtype)
         return queries.to(q.dtype)
+
+    def _normed_keys(self, keys: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        if self.keys is None:
+            return keys
+        if self.bias is not None:
+            return functional.layer_norm(keys, keys.shape[1:], self.keys, self.bias, self.eps)
+        return functional.rms_norm(keys, keys.shape[1:], self.keys, self.eps)
+
+
+@dataclass(frozen=True)
+class PoolKeysOnDevice:
+    """Keys of pools: the norm of the mean of their positions' keys, rotated, in place of the last position's."""
+
+    pool: int
+    """Positions of a pool."""
+    norm: Tensor
+    """f32 [head_dim]."""
+    eps: float
+    rotation: Rotation
+    """Rotates the first elements, by the positions at which pools begin."""
+
+    def store(self, kept: Tensor, step: DeviceStep) -> None:
+        """Replace the keys of pools' last positions among the batch's rows, whose own keys are stored."""
+        import torch
+        from torch.nn import functional
+
+        native, batch, dim = step.kernels.native, step.batch, kept.shape[3]
+        sequences, (cos, sin) = batch.sequence_of_rows(), self.rotation.angles(step)
+        if native is not None:
+            tables = batch.page_tables
+            pools = IndexPools(
+                pool=self.pool,
+                page_tables=tables,
+                max_pages=tables.shape[1],
+                sequences=sequences,
+                positions=batch.positions,
+                slot_mapping=batch.slot_mapping,
+                num_tokens=len(batch.positions),
+                norm=self.norm,
+                epsilon=self.eps,
+                cos=cos,
+                sin=sin,
+                rotary=2 * cos.shape[1],
+            )
+            native.device.index_pool(pools, _pages(kept), stream=native.stream())
+            return
+        ends = ((batch.positions + 1) % self.pool == 0) & (batch.slot_mapping >= 0)
+        (rows,) = ends.nonzero(as_tuple=True)
+        tables = batch.page_tables[rows if sequences is None else sequences[rows].long()]
+        places = batch.positions[rows][:, None] - torch.arange(self.pool - 1, -1, -1, device=rows.device)
+        pages = tables.long().gather(1, places // kept.shape[1])
+        mean = kept.view(-1, dim)[pages * kept.shape[1] + places % kept.shape[1]].float().mean(1)
+        mean = functional.rms_norm(mean, (dim,), self.norm, self.eps)
+        mean = self.rotation.rotated_end(mean, cos[rows], sin[rows])
+        kept.view(-1, dim)[batch.slot_mapping[rows]] = mean.to(kept.dtype)
 
 
 @dataclass(frozen=True)
@@ -88,9 +143,11 @@ class Choice:
 
     most: int
     block: int = 1
-    """Positions of a block."""
+    """Positions of a block, or of a pool."""
     local: int = 0
     """Number of last blocks that are always kept."""
+    pooled: bool = False
+    """Whether whole pools are chosen, by the key of their last position, and positions after them are kept."""
 
     def positions(
         self, q: Tensor, weights: Tensor | None, kept: Tensor, step: DeviceStep, lists: Lists
@@ -99,7 +156,7 @@ class Choice:
 
         Args:
             q: bf16 [T, heads, head_dim].
-            weights: bf16 [T, heads]; None: each head has a list of its own.
+            weights: bf16 [T, heads]; None: each head has a list of its own, unless pools are chosen.
             kept: keys of the layer.
         """
         native = step.kernels.native
@@ -119,7 +176,7 @@ class Choice:
 
         batch, (num_sequences, _) = step.batch, step.batch.sequences()
         tables = batch.page_tables[:num_sequences]
-        lists = () if weights is not None else (q.shape[1],)
+        lists = () if weights is not None or self.pooled else (q.shape[1],)
         positions = torch.empty((num_sequences, *lists, self.most), dtype=torch.int32, device=q.device)
         counts = torch.empty((num_sequences, *lists), dtype=torch.int32, device=q.device)
         max_length = min(native.max_length, tables.shape[1] * kept.shape[1])
@@ -138,6 +195,7 @@ class Choice:
             local=self.local,
             positions=positions,
             counts=counts,
+            pooled=self.pooled,
         )
         scores = native.workspace(4 * counts.numel() * -(-max_length // self.block), q.device)
         native.device.index_choose(choice, _pages(kept), scores=scores, stream=native.stream())

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twofold.blocks import ops
-from twofold.blocks.attention.chooser import Chooser, chosen_by_sequence
+from twofold.blocks.attention.chooser import Chooser
 from twofold.blocks.attention.chosen import ChosenPositions
 from twofold.blocks.attention.cpu_part import CpuPart
+from twofold.blocks.attention.index_device import Choice, IndexNormsOnDevice, PoolKeysOnDevice
 from twofold.blocks.attention.layer_names import LayerNames
 from twofold.blocks.attention.linear import Linear, LinearOnDevice
 from twofold.blocks.attention.norms import norm_part
 from twofold.blocks.attention.rotation import Rotation
 from twofold.blocks.block_weights import BlockWeights
-from twofold.blocks.device_step import DeviceBatch, DeviceState, DeviceStep, DeviceWeights
+from twofold.blocks.device_step import DeviceState, DeviceStep, DeviceWeights
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -78,10 +79,6 @@ class PooledIndexer(Chooser):
     def flops_per_position(self) -> float:
         return 2.0 * self.num_heads * (self.head_dim + 1) / self.pool
 
-    @property
-    def missing_in_device_kernels(self) -> str | None:
-        return "an indexer that chooses pools of positions"
-
     def _linear(self, weights: BlockWeights, pool: ops.ThreadPool, part: str) -> CpuPart:
         """The product that gives queries ("index_q") or keys."""
         if _JOINED not in weights:
@@ -117,60 +114,35 @@ class PooledIndexer(Chooser):
         parts = (_JOINED,) if _JOINED in weights.source else ("index_q", "index_k")
         return PooledIndexerOnDevice(
             self,
-            Linear(parts, "norm", self.eps).device(weights),
-            weights.norm("index_q_norm"),
-            weights.norm("index_k_norm"),
+            project=Linear(parts, "norm", self.eps).device(weights),
+            norms=IndexNormsOnDevice(None, None, self.eps, queries=weights.norm("index_q_norm")),
+            pools=PoolKeysOnDevice(self.pool, weights.norm("index_k_norm"), self.eps, self.pool_rotation),
         )
 
 
 @dataclass(frozen=True)
 class PooledIndexerOnDevice:
-    """`PooledIndexer` in plain torch; no kernel has it."""
+    """`PooledIndexer` on a device."""
 
     shape: PooledIndexer
     project: LinearOnDevice
     """Queries, then the key."""
-    query_norm: Tensor
-    key_norm: Tensor
+    norms: IndexNormsOnDevice
+    pools: PoolKeysOnDevice
 
     def choose(
         self, hidden: Tensor, projected: Tensor, state: DeviceState, step: DeviceStep
     ) -> ChosenPositions:
-        from torch.nn import functional
-
-        shape, (kept,), slots = self.shape, state, step.batch.slot_mapping
+        shape, (kept,) = self.shape, state
         rows, dim = self.project(hidden), shape.head_dim
-        q = rows[:, :-dim].float().view(len(rows), shape.num_heads, dim)
-        q = functional.rms_norm(q, (dim,), self.query_norm, shape.eps)
-        cos, sin = shape.rotation.angles(step)
-        q = shape.rotation.rotated_end(q, cos[:, None], sin[:, None])
-        kept.view(-1, dim)[slots[slots >= 0]] = rows[slots >= 0, -dim:].to(kept.dtype)
-        self._store_pools(kept, step)
+        q = rows[:, :-dim].contiguous().view(len(rows), shape.num_heads, dim)
+        q = self.norms.store(rows[:, -dim:], q, kept, step, shape.rotation)
+        self.pools.store(kept, step)
 
         def lists(part: slice, keys: Tensor, own: Tensor) -> ChosenPositions:
-            return self._lists(q[part], keys.float(), own)
+            return self._lists(q[part].float(), keys.float(), own)
 
-        found = chosen_by_sequence(step.batch, kept, lists)
-        assert found is not None
-        return found
-
-    def _store_pools(self, kept: Tensor, step: DeviceStep) -> None:
-        """Replace the keys of pools' last positions."""
-        import torch
-        from torch.nn import functional
-
-        shape, batch, dim = self.shape, step.batch, self.shape.head_dim
-        ends = ((batch.positions + 1) % shape.pool == 0) & (batch.slot_mapping >= 0)
-        (rows,) = ends.nonzero(as_tuple=True)
-        back = torch.arange(shape.pool - 1, -1, -1, device=rows.device)
-        places = batch.positions[rows][:, None] - back
-        pages = _tables_of_rows(batch)[rows].long().gather(1, places // kept.shape[1])
-        at = pages * kept.shape[1] + places % kept.shape[1]
-        mean = kept.view(-1, dim)[at].float().mean(1)
-        mean = functional.rms_norm(mean, (dim,), self.key_norm, shape.eps)
-        cos, sin = shape.pool_rotation.angles(step)
-        mean = shape.pool_rotation.rotated_end(mean, cos[rows], sin[rows])
-        kept.view(-1, dim)[batch.slot_mapping[rows]] = mean.to(kept.dtype)
+        return Choice(shape.most, shape.pool, pooled=True).positions(q, None, kept, step, lists)
 
     def _lists(self, q: Tensor, keys: Tensor, own: Tensor) -> ChosenPositions:
         """Lists of a sequence's rows at positions `own` [Q]; f32 q [Q, heads, head_dim], keys [length, head_dim]."""
@@ -181,11 +153,3 @@ class PooledIndexerOnDevice:
         chosen = ChosenPositions.top(scores, num_pools - 1, self.shape.most_pools).of_blocks(pool, own)
         whole = num_pools * pool
         return chosen.followed_by(whole, own + 1 - whole, pool - 1)
-
-
-def _tables_of_rows(batch: DeviceBatch) -> Tensor:
-    """Block tables [T, max_pages], of each row's sequence."""
-    import torch
-
-    counts = torch.tensor(batch.query_lens or (1,) * len(batch.token_ids), device=batch.page_tables.device)
-    return batch.page_tables[: len(counts)].repeat_interleave(counts, 0)

@@ -219,7 +219,7 @@ class _LayerCheck:
             return torch.tensor(values, dtype=torch.int32, device=memory)
 
         positions = torch.tensor(rows.positions, device=memory)
-        is_chunk = rows is _CHUNK
+        is_chunk, inputs = rows is _CHUNK, self._layer_inputs.get(rows)
         pages = torch.tensor([sequence + 1 for sequence in rows.sequences], device=memory)
         batch = DeviceBatch(
             token_ids=torch.zeros_like(positions),
@@ -230,16 +230,14 @@ class _LayerCheck:
             query_lens=(len(rows.positions),) if is_chunk else None,
             host_seq_lens=tuple(rows.lengths) if is_chunk else (),
             records=narrow(list(dict.fromkeys(rows.sequences))),
+            layer_inputs=None if inputs is None else torch.from_numpy(inputs).to(memory),
         )
         on_host = np.array(rows.positions, np.int32)
         rotations = []
         for rope in rope_tables(self._config.rotations, self._config.max_position_embeddings):
             cos, sin = rope.rows(on_host, on_host)
             rotations.append((torch.from_numpy(cos).to(memory), torch.from_numpy(sin).to(memory)))
-        step = DeviceStep(batch, rotations, self._kernels, self._experts)
-        if rows in self._layer_inputs:
-            step.layer_inputs = torch.from_numpy(self._layer_inputs[rows]).to(memory)
-        return step
+        return DeviceStep(batch, rotations, self._kernels, self._experts)
 
     def _on_device(
         self,
