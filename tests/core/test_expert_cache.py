@@ -286,7 +286,9 @@ def test_payback_refreshes_wide_layers_in_turn(tmp_path):
             cache.save(str(tmp_path / "state"))
             again = make("payback", layers=1, experts=300, top_k=4, slots=60)
             again.load(str(tmp_path / "state"))
-            kept, new = (np.array([each.value(0, expert) for expert in range(300)]) for each in (cache, again))
+            kept, new = (
+                np.array([each.value(0, expert) for expert in range(300)]) for each in (cache, again)
+            )
             assert kept[chosen] == pytest.approx(new[chosen], abs=1e-5)
             assert np.corrcoef(kept, new)[0, 1] > 0.9
         for expert in map(int, chosen):

@@ -9,6 +9,7 @@ from twofold.blocks import ops
 from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn, normed
+from twofold.blocks.gated_matrices import GatedMatrices
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
 from twofold.weights.weight_format import Activation
 
@@ -35,10 +36,17 @@ class DenseFfn(Block):
     """Activation function of the gate."""
     limit: float = 0.0
     """Bound of gate and up (kernels/include/twofold/expert.h); 0: none."""
+    fused: tuple[str, str] | None = None
+    """Checkpoint names of (gate and up, down), if some checkpoints fuse gate and up."""
+
+    @property
+    def matrices(self) -> GatedMatrices:
+        return GatedMatrices(
+            self.layer, self.module, hidden=self.hidden_size, inner=self.intermediate_size, fused=self.fused
+        )
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         hf, gguf = f"model.layers.{self.layer}", f"blk.{self.layer}"
-        wide, narrow = (self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size)
         norm = TensorSpec(
             f"{hf}.{self.norm}.weight",
             (self.hidden_size,),
@@ -46,21 +54,18 @@ class DenseFfn(Block):
             f"{gguf}.{self.gguf_norm}.weight",
             zero_centred=self.zero_centred,
         )
-        return {"norm": norm} | {
-            part: TensorSpec(
-                f"{hf}.{self.module}.{part}_proj.weight", shape, "matrix", f"{gguf}.ffn_{part}.weight"
-            )
-            for part, shape in (("gate", wide), ("up", wide), ("down", narrow))
-        }
+        return {"norm": norm} | self.matrices.tensors(found)
+
+    def host_bytes(self, weights: BlockWeights) -> int:
+        """Host bytes; the norm is a float32 vector."""
+        return self.matrices.host_bytes(weights) + 4 * self.hidden_size
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
         where = f"layer {self.layer}, feed-forward"
         return ops.DenseFfn(
             pool,
             norm_weight=weights.vector("norm"),
-            gate=weights.packed(pool, where, "gate"),
-            up=weights.packed(pool, where, "up"),
-            down=weights.packed(pool, where, "down"),
+            **self.matrices.packed(weights, pool, where),
             eps=self.eps,
             activation=self.activation,
             limit=self.limit,

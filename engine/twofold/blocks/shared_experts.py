@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from twofold.blocks import ops
 from twofold.blocks.block import Block
 from twofold.blocks.block_weights import BlockWeights
 from twofold.blocks.device_step import DeviceBlock, DeviceState, DeviceStep, DeviceWeights, GatedFfn
-from twofold.blocks.experts import halves
+from twofold.blocks.gated_matrices import GatedMatrices
 from twofold.weights.tensor_spec import HasTensor, TensorSpec
-from twofold.weights.weight_format import Activation, packed_bytes
+from twofold.weights.weight_format import Activation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,59 +34,35 @@ class SharedExperts(Block):
     fused: tuple[str, str] | None = None
     """Checkpoint names of (gate and up, down), if some checkpoints fuse gate and up."""
 
+    @property
+    def matrices(self) -> GatedMatrices:
+        return GatedMatrices(
+            self.layer,
+            self.module,
+            hidden=self.hidden_size,
+            inner=self.intermediate_size,
+            gguf_suffix="_shexp",
+            fused=self.fused,
+        )
+
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
-        hf, gguf = f"model.layers.{self.layer}.{self.module}", f"blk.{self.layer}"
-        wide, narrow = (self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size)
-        if self.fused is not None:
-            both, down = (f"{hf}.{name}.weight" for name in self.fused)
-            joined = TensorSpec(both, (2 * self.intermediate_size, self.hidden_size), "matrix", "")
-            if found(joined):
-                return {"gate_up": joined, "down": TensorSpec(down, narrow, "matrix", "")}
-        specs = {
-            part: TensorSpec(f"{hf}.{part}_proj.weight", shape, "matrix", f"{gguf}.ffn_{part}_shexp.weight")
-            for part, shape in (("gate", wide), ("up", wide), ("down", narrow))
-        }
-        if (
-            self.fused is not None and not found(specs["gate"]) and found(specs["up"])
-        ):  # one tensor in GGUF files
-            both = specs["up"].gguf
-            for first, part in enumerate(("gate", "up")):
-                rows = (first * self.intermediate_size, 2 * self.intermediate_size)
-                specs[part] = replace(specs[part], gguf=both, gguf_rows=rows)
-        if self.gated:
+        specs = self.matrices.tensors(found)
+        if self.gated and "gate_up" not in specs:
+            hf, gguf = f"model.layers.{self.layer}.{self.module}", f"blk.{self.layer}"
             name, shape = f"{hf}_gate.weight", (1, self.hidden_size)
             specs["shared_gate"] = TensorSpec(name, shape, "exact", f"{gguf}.ffn_gate_inp_shexp.weight")
         return specs
 
     def host_bytes(self, weights: BlockWeights) -> int:
-        """Host bytes; the token gate is a float32 vector, and gate and up are packed separately."""
-        matrices = (part for part in weights.specs if part not in ("shared_gate", "gate_up"))
-        num_bytes = sum(map(weights.packed_bytes, matrices)) + 4 * self.hidden_size * self.gated
-        if "gate_up" in weights:
-            num_bytes += 2 * packed_bytes(weights.format("gate_up"), self.intermediate_size, self.hidden_size)
-        return num_bytes
+        """Host bytes; the token gate is a float32 vector."""
+        return self.matrices.host_bytes(weights) + 4 * self.hidden_size * self.gated
 
     def cpu(self, weights: BlockWeights, pool: ops.ThreadPool, moe_layer: int) -> ops.Block:
-        where, inner = f"layer {self.layer}, shared experts", self.intermediate_size
-
-        def packed(half: int, part: str) -> ops.PackedMatrix:
-            if "gate_up" not in weights:
-                return weights.packed(pool, where, part)
-            return weights.pack(
-                pool,
-                where,
-                f"{where}: {part}",
-                lambda: [halves(weights.matrix("gate_up"))[half]],
-                rows=[("gate_up", range(half * inner, (half + 1) * inner))],
-            )
-
-        gate, up, down = packed(0, "gate"), packed(1, "up"), weights.packed(pool, where, "down")
+        where = f"layer {self.layer}, shared experts"
         gate_of_tokens = ops.dequantise(pool, weights.checked(pool, "shared_gate"))[0] if self.gated else None
         return ops.SharedExperts(
             pool,
-            gate=gate,
-            up=up,
-            down=down,
+            **self.matrices.packed(weights, pool, where),
             shared_gate=gate_of_tokens,
             activation=self.activation,
             limit=self.limit,

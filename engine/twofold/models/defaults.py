@@ -104,6 +104,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128, "num_experts_per_tok": 8,
         "norm_topk_prob": True, "routed_scaling_factor": 1.0, "index_topk": 2048, "index_n_heads": 64,
         "index_head_dim": 128, "mlp_layer_types": None, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+        "rope_theta": 80_000_000.0,
     },
     "exaone_moe": {
         "vocab_size": 102_400, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,

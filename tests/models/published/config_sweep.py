@@ -39,7 +39,12 @@ def whole_config(config: dict[str, Any]) -> Any:
 def as_json(config: Any, base: dict[str, Any]) -> dict[str, Any]:
     """A whole configuration as config.json of the same classes."""
     text = json.dumps(config.to_dict(), default=lambda value: str(value).removeprefix("torch."))
-    return dict(json.loads(text)) | {"architectures": base["architectures"]}
+    found: dict[str, Any] = json.loads(text)
+    for part, own in ((found, base), (found.get("text_config", {}), base.get("text_config", {}))):
+        for key in _TOKENS:
+            part.pop(key, None)
+            part.update({key: own[key]} if key in own else {})
+    return found | {"architectures": base["architectures"]}
 
 
 def ours(config: dict[str, Any]) -> ModelConfig | str:

@@ -134,7 +134,10 @@ def _sliding_sizes(fields: Fields, kinds: list[str]) -> dict[str, Any]:
     section = fields.section("per_layer_config")
     own = None if section is None or SLIDING not in kinds else section.section(str(kinds.index(SLIDING)))
     found: dict[str, Any] = {
-        key: fields.integer(f"swa_{key}", default, minimum=1) if own is None else own.integer(key, minimum=1)
+        # A section has the keys alone in which it differs from the other layers.
+        key: fields.integer(f"swa_{key}", default, minimum=1)
+        if own is None
+        else own.integer(key, fields.optional_integer(key), minimum=1)
         for key, default in _SLIDING_SIZES.items()
     }
     found["num_heads"], whole = found.pop("num_attention_heads"), found.pop("head_dim")

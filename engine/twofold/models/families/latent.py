@@ -135,7 +135,7 @@ def _hy_streams(fields: Fields) -> Streams:
 
 
 _HY_NAMES: Final = (
-    ("*.self_attn.learnable_sink_param", "*.self_attn.sinks"), ("*.self_attn.linear_gate.", "*.self_attn.gate_proj."),
+    ("*.self_attn.learnable_sink_param", "*.self_attn.sinks"), ("*.linear_gate.", "*.gate_proj."),
     ("*.hc_pre.hc_", "*.hc_"), ("*.hc_attn_layer.hc_", "*.attn_hc."), ("*.hc_mlp_layer.hc_", "*.ffn_hc."),
     ("*.hc_head_", "*.hc_"),
 )  # fmt: skip

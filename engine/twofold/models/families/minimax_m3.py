@@ -95,6 +95,8 @@ def _gguf(metadata: GgufMetadata) -> dict[str, Any]:
     }
 
 
+_FUSED: Final = ("gate_up_proj", "down_proj")
+"""As transformers saves feed-forward layers."""
 _VISION: Final = ("vision_tower", "multi_modal_projector", "patch_merge_mlp")
 MINIMAX_M3: Final = {
     "minimax_m3": Decoder(
@@ -105,9 +107,9 @@ MINIMAX_M3: Final = {
         attention={"norms": HeadNorms(), "zero_centred": True},
         of_layer=_choosing,
         rotated_share=1.0,
-        dense={"zero_centred": True, **_GATED},
+        dense={"zero_centred": True, "fused": _FUSED, **_GATED},
         router=SIGMOID | {"renormalise": True, "zero_centred": True},
-        shared=_GATED,
+        shared={"fused": _FUSED, **_GATED},
         experts={"projections": PROJECTIONS, **_GATED},
         text=TextPart(
             (
