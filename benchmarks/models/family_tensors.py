@@ -199,19 +199,16 @@ def latent_or_window(shape: FullShape, layer: int, make: TensorMaker) -> Iterato
     """dots3-note's: a gate for each head, a norm of the rotated part of keys, three of four layers with a window."""
     wide = shape.wide
     assert shape.latent is not None
+    assert shape.index is not None
     assert wide is not None
     heads = shape.heads
-    if has_window(layer):
+    if not owns_indexer(shape.index, layer):
         heads //= 2
         yield from latent_heads(wide, heads, shape.hidden, make)
     else:
         yield from latent_query(shape, layer, make)
     yield make.dense("attn_gate", shape.hidden, heads)
     yield make.norm("attn_k_norm", shape.latent.rope)
-
-
-def has_window(layer: int) -> bool:
-    return max(layer - 1, 0) % 4 != 0
 
 
 def indexed_query(shape: FullShape, layer: int, make: TensorMaker) -> Iterator[Tensor]:
@@ -345,9 +342,10 @@ def write_hyper_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
 
 def write_window_latent_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
     wide, arch = shape.wide, shape.architecture
+    assert shape.index is not None
     assert wide is not None
     write_indexed_latent_keys(writer, shape)
-    windows = [has_window(layer) for layer in range(shape.layers)]
+    windows = [not owns_indexer(shape.index, layer) for layer in range(shape.layers)]
     writer.add_head_count([shape.heads // (1 + each) for each in windows])
     writer.add_array(f"{arch}.attention.indexer.types", [not each for each in windows])
     writer.add_sliding_window(shape.window)

@@ -39,7 +39,7 @@ class IndexShape:
     block: int = 1
     """Positions of a block or pool."""
     every: int = 1
-    """Layers from one indexer to the next; those between take its positions (after the first two)."""
+    """Layers from one indexer to the next; those between take its positions, or have a window (after the first two)."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ FULL_SHAPES: Final[Mapping[str, FullShape]] = {
         FullShape(
             "dots3-note", 46, 5120, 1536, 256, 8, 128, 128, 128, 152_064, context=65_536, rope_base=8e7, norm_eps=1e-5,
             architecture="dots3note", window=512, shared=1536, dense_layers=1, dense=13_824,
-            latent=LatentShape(1024, 512, 128, 64, 128), index=IndexShape(64, 128, 2048),
+            latent=LatentShape(1024, 512, 128, 64, 128), index=IndexShape(64, 128, 2048, every=4),
             wide=LatentShape(1024, 1024, 192, 64, 128),
         ),
         # The sizes of the indexer are not in the configuration's defaults: these are its neighbours'.

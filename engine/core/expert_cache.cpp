@@ -118,7 +118,7 @@ const ExpertCache::Victim& ExpertCache::layer_victim(int layer) {
   victim = {-1, std::numeric_limits<double>::infinity(), true, num_changes(layer)};
   if (config().pin(layer) != LayerPin::kFree) return victim;
   // The least value first, then who has it: without a branch on residency, which follows no pattern, and without
-  // a chain from one comparison to the next (512 experts: 2.5 us with one, 0.6 without).
+  // a chain from one comparison to the next (512 experts: 13 instead of 22 % of a simulation).
   constexpr double kNever = std::numeric_limits<double>::infinity();
   constexpr size_t kChains = 4;
   const auto first = static_cast<size_t>(index(layer, 0));

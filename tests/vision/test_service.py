@@ -154,6 +154,8 @@ def test_where_prompts_have_no_pictures_no_encoder_is_loaded_or_counted(folder: 
         assert ("picture encoder takes" in check_model(config).found) == counts
     with pytest.raises(ConfigError, match="--load-vision and a --limit-mm-per-prompt of no image"):
         EngineConfig(load_vision=True, limit_mm_per_prompt=none)
+    with pytest.raises(ConfigError, match="--limit-mm-per-prompt was given 'many', which is not JSON"):
+        EngineConfig(limit_mm_per_prompt="many")
 
 
 def test_placing_counts_the_pictures(service: PictureService) -> None:

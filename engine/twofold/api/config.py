@@ -161,7 +161,7 @@ class EngineConfig(PlacementConfig, AdapterConfig, PictureConfig):
             self._check_speculation()
         parse_pooler_config(self.pooler_config)
         _ = self.adapters
-        if self.load_vision and not self.takes_pictures:
+        if not self.takes_pictures and self.load_vision:  # a bad limit is an error in any case
             raise ConfigError(
                 "--load-vision and a --limit-mm-per-prompt of no image were both given; give one of them"
             )

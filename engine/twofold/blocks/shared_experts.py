@@ -47,7 +47,7 @@ class SharedExperts(Block):
 
     def tensors(self, found: HasTensor) -> dict[str, TensorSpec]:
         specs = self.matrices.tensors(found)
-        if self.gated and "gate_up" not in specs:
+        if self.gated:
             hf, gguf = f"model.layers.{self.layer}.{self.module}", f"blk.{self.layer}"
             name, shape = f"{hf}_gate.weight", (1, self.hidden_size)
             specs["shared_gate"] = TensorSpec(name, shape, "exact", f"{gguf}.ffn_gate_inp_shexp.weight")
