@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from twofold.vision.encoded import SentPicture
 from twofold.vision.encoder import PictureEncoder
 from twofold.vision.loading import open_encoder
 from twofold.vision.service import PictureService, PictureSource
@@ -90,7 +91,7 @@ def compare(folder: Path, side: int, rounds: int, threads: int) -> dict[str, Any
         for seed in range(-1, rounds):
             data = png(side, seed + 1)
             begin_s = time.perf_counter()
-            made, _ = service.encode(data, "picture")
+            (made,) = service.encode([SentPicture(data, "picture")])
             mine = time.perf_counter() - begin_s
             other = by_transformers(encoder, data)
             if seed >= 0:  # the first round loads

@@ -201,7 +201,7 @@ def answers(out: Path, asked: Sequence[Image.Image]) -> list[str]:
     engine = Engine.load(EngineConfig(model=str(out), accelerator="none", max_total_tokens=4096))
     found: list[list[int]] = [[] for _ in asked]
     for number, picture in enumerate(asked):
-        made = encoder.picture(encoder.prepared(picture))
+        (made,) = encoder.pictures([encoder.prepared(picture)])
         placed = encoder.placed(encoder.tokenizer(prompt(encoder.tokenizer, made.text))["input_ids"], [made])
         engine.submit(
             GenerationRequest(

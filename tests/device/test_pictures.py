@@ -60,7 +60,7 @@ def test_a_device_sees_what_the_cpu_sees(
     encoder, (before, after) = encoder_of(tmp_path), FAMILIES[name].around
     bidirectional = has_bidirectional_pictures(read_config(tmp_path).layers)
     sizes = enumerate([(40, 33), (33, 22), (22, 50)])
-    pictures = [encoder.picture(encoder.prepared(picture(*size, n))) for n, size in sizes]
+    pictures = encoder.pictures([encoder.prepared(picture(*size, n)) for n, size in sizes])
 
     def prompt(text: str, *which: int) -> tuple[list[int], PromptMedia | None]:
         for number in which:

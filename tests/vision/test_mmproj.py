@@ -90,8 +90,8 @@ def test_rows_and_places_are_those_of_the_checkpoint(
         for each, settings in ((files.reference, files.settings()), (encoder, _limits(files)))
     )
     assert [each.text for each in ours] == [each.text for each in theirs]
-    expected = [files.reference.picture(each) for each in theirs]
-    made = [encoder.picture(each) for each in ours]
+    expected = files.reference.pictures(theirs)
+    made = encoder.pictures(ours)
     for one, other in zip((each.media for each in made), (each.media for each in expected), strict=True):
         assert_close(one.rows, other.rows, tolerance)
         assert (one.deep is None) == (other.deep is None)
@@ -240,10 +240,10 @@ def test_damaged_projectors_are_refused_or_read(qwen: Files, tmp_path: Path, cou
         num_read += 1
         if num_read % 20 == 1:
             encoder = PictureEncoder(tmp_path, tensors_read)
-            rows = encoder.encoded(
-                encoder.prepared(shown, {"size": {"shortest_edge": 64, "longest_edge": 4096}})
+            (made,) = encoder.pictures(
+                [encoder.prepared(shown, {"size": {"shortest_edge": 64, "longest_edge": 4096}})]
             )
-            assert rows.rows.shape[1] == 64
+            assert made.media.rows.shape[1] == 64
     assert count / 20 < num_read < count * 0.95
 
 
@@ -285,7 +285,7 @@ def test_an_engine_reads_gguf_files_with_pictures_and_what_is_made_of_them(
     (before, after), shown = FAMILIES[qwen.family].around, picture(40, 33)
 
     def asked(encoder: PictureEncoder, settings: dict[str, Any]) -> PlacedPrompt:
-        made = encoder.picture(encoder.prepared(shown, settings))
+        (made,) = encoder.pictures([encoder.prepared(shown, settings)])
         return encoder.placed(encoder.tokenizer(f"see {before}{made.text}{after}")["input_ids"], [made])
 
     known = asked(qwen.reference, qwen.settings())

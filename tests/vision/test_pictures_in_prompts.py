@@ -89,7 +89,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             images=images or None,
             return_tensors="pt",
         )
-        pictures = [encoder.picture(encoder.prepared(each)) for each in images]
+        pictures = encoder.pictures([encoder.prepared(each) for each in images])
         for each in pictures:
             text = text.replace("[]", family.around[0] + each.text + family.around[1], 1)
         ids: list[int] = encoder.tokenizer(text)["input_ids"]

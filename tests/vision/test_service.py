@@ -20,6 +20,7 @@ from twofold.models.sizing import measure_files
 from twofold.tools.cli.doctor.machine_checks import check_model
 from twofold.tools.cli.main import main
 from twofold.tools.cli.picture_prompts import picture_part, rendered_prompt
+from twofold.vision.encoded import EncodedPicture, SentPicture
 from twofold.vision.loading import open_encoder
 from twofold.vision.service import PictureService, PictureSource
 from twofold.vision.source import picture_source
@@ -49,6 +50,11 @@ def service(folder: Path) -> Iterator[PictureService]:
     made.close()
 
 
+def encoded(service: PictureService, data: bytes, *, low_detail: bool = False) -> EncodedPicture:
+    (made,) = service.encode([SentPicture(data, "x", low_detail)])
+    return made
+
+
 def process_of(service: PictureService) -> int:
     assert service._worker is not None
     return service._worker._process.pid
@@ -57,37 +63,68 @@ def process_of(service: PictureService) -> int:
 def test_rows_are_those_of_the_encoder(folder: Path, service: PictureService) -> None:
     encoder = encoder_of(folder)
     prepared = encoder.prepared(picture(50, 37, 5))
-    made, seconds = service.encode(file_of(50, 37, 5), "x")
-    expected = encoder.encoded(prepared)
+    before_s = service.stats().encode_s
+    made = encoded(service, file_of(50, 37, 5))
+    (known,) = encoder.pictures([prepared])
+    expected = known.media
     np.testing.assert_array_equal(made.media.rows, expected.rows)
     np.testing.assert_array_equal(made.media.deep, expected.deep)
     assert made.media.digest == expected.digest
     assert (made.text, list(made.runs)) == encoder.collapsed(prepared.text)
     assert made.media.num_pixels == 50 * 37
-    assert seconds > 0
+    assert service.stats().encode_s > before_s
+
+
+def test_pictures_of_one_request_are_those_alone(service: PictureService) -> None:
+    """In one question: new, kept, twice the same, and damaged ones."""
+    seeds = (20, 21, 0, 22, 20, 23, 23, 24, 25, 26, 27, 28, 29, 30)
+    sizes = [(50 + seed, 37) for seed in seeds]
+    encoded(service, file_of(50, 37))
+    stats = service.stats()
+    sent = [
+        SentPicture(file_of(*size, seed), f"[{n}]")
+        for n, (size, seed) in enumerate(zip(sizes, seeds, strict=True))
+    ]
+    together = service.encode(sent)
+    found = service.stats()
+    assert (found.queries - stats.queries, found.hits - stats.hits) == (14, 3)
+    alone = PictureService(replace(service.source, cache_bytes=0))
+    try:
+        for picture, (width, height), each in zip(together, sizes, sent, strict=True):
+            (expected,) = alone.encode([each])
+            assert (picture.text, picture.runs, picture.grid) == (expected.text, expected.runs, expected.grid)
+            assert picture.media.digest == expected.media.digest
+            assert picture.media.num_pixels == width * height
+            np.testing.assert_allclose(picture.media.rows, expected.media.rows, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(picture.media.deep, expected.media.deep, rtol=0, atol=1e-5)
+    finally:
+        alone.close()
+    with pytest.raises(RequestError, match="second"):
+        service.encode([SentPicture(file_of(60, 37, 99), "first"), SentPicture(b"GIF89a", "second")])
 
 
 def test_a_process_that_is_lost_or_idle_and_what_is_kept(service: PictureService) -> None:
     """A lost process fails one picture. Kept are the latest pictures within the bound, and an idle process ends."""
     one = file_of(50, 37)
-    size = service.encode(one, "x")[0].num_bytes
+    size = encoded(service, one).num_bytes
     own = PictureService(replace(service.source, cache_bytes=2 * size, idle_s=2.0))
     try:
         own.load()
         os.kill(process_of(own), signal.SIGKILL)
         with pytest.raises(KernelError, match="ended"):
-            own.encode(one, "x")
+            encoded(own, one)
         for seed in (0, 1, 0, 2, 0, 1):  # 1 has left for 2; the first starts another process
-            made, _ = own.encode(file_of(50, 37, seed), "x")
+            made = encoded(own, file_of(50, 37, seed))
         stats = own.stats()
         assert (stats.queries, stats.hits) == (6, 2)
         assert stats.cached_bytes == 2 * size
-        assert own.encode(one, "x", low_detail=True)[1] > 0, "another setting is another picture"
+        encoded(own, one, low_detail=True)
+        assert (own.stats().queries, own.stats().hits) == (7, 2), "another setting is another picture"
         number = process_of(own)
         wait_until(lambda: not own.stats().is_loaded)
         with pytest.raises(ProcessLookupError):
             os.kill(number, 0)
-        assert own.encode(file_of(50, 37, 1), "x") == (made, 0.0)
+        assert encoded(own, file_of(50, 37, 1)) is made
         assert not own.stats().is_loaded, "a kept picture needs no encoder"
     finally:
         own.close()
@@ -98,7 +135,7 @@ def test_refusals_leave_the_process(service: PictureService) -> None:
     number = process_of(service)
     for data in (b"", b"GIF89a", file_of(50, 37)[:200], file_of(900, 3)):
         with pytest.raises(RequestError, match="messages\\[2\\]") as raised:
-            service.encode(data, "messages[2]")
+            service.encode([SentPicture(data, "messages[2]")])
         assert raised.value.param == "messages[2]"
     assert process_of(service) == number
 
@@ -159,7 +196,7 @@ def test_where_prompts_have_no_pictures_no_encoder_is_loaded_or_counted(folder: 
 
 
 def test_placing_counts_the_pictures(service: PictureService) -> None:
-    made, _ = service.encode(file_of(50, 37), "x")
+    made = encoded(service, file_of(50, 37))
     token = service._started().tokens.rows[0]
     placed = service.placed([5, token, 6, token, 7], [made, made])
     count = made.runs[0]
@@ -177,7 +214,8 @@ def test_a_model_made_of_this_one_keeps_its_encoder(folder: Path, tmp_path: Path
     expected = open_encoder(folder, None, "cpu")
     found = open_encoder(made, None, "cpu")
     prepared = expected.prepared(picture(50, 37))
-    np.testing.assert_array_equal(found.encoded(prepared).rows, expected.encoded(prepared).rows)
+    rows = [each.pictures([prepared])[0].media.rows for each in (found, expected)]
+    np.testing.assert_array_equal(*rows)
     files = open_model_files(made)
     assert picture_source(EngineConfig(), made, files, threads=1) is not None
     assert (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 from itertools import accumulate
 
 import numpy as np
@@ -13,6 +15,21 @@ from twofold.api.media import MediaRows, MediaSpan, PromptMedia
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SentPicture:
+    """A picture as a request sends it."""
+
+    data: bytes
+    where: str
+    """The field that holds it, for errors."""
+    low_detail: bool = False
+
+    @cached_property
+    def key(self) -> bytes:
+        """Digest of the file and of how it is to be seen."""
+        return blake2b(self.data, digest_size=32, key=b"low" if self.low_detail else b"").digest()
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from twofold.api.picture_config import PictureConfig
 from twofold.text.conversation.pictures import PictureTemplate, picture_text
-from twofold.vision.encoded import EncodedPicture, PlacedPrompt
+from twofold.vision.encoded import EncodedPicture, PlacedPrompt, SentPicture
 
 
 def why_text_alone(config: PictureConfig) -> str:
@@ -23,9 +23,7 @@ class PictureEncoding(Protocol):
 
     def mark(self) -> str: ...
 
-    def encode(
-        self, data: bytes, where: str, *, low_detail: bool = False
-    ) -> tuple[EncodedPicture, float]: ...
+    def encode(self, sent: Sequence[SentPicture]) -> list[EncodedPicture]: ...
 
     def placed(self, token_ids: Sequence[int], pictures: Sequence[EncodedPicture]) -> PlacedPrompt: ...
 
@@ -42,10 +40,9 @@ class PromptPictures:
         """Stands for a picture in the messages until the template is rendered. No message can contain it."""
         return f"[{self._nonce}:{number}]"
 
-    def encode(self, data: bytes, where: str, *, low_detail: bool = False) -> None:
-        """Encode the next picture. Raises as `PictureService.encode`."""
-        made, _ = self._service.encode(data, where, low_detail=low_detail)
-        self.encoded.append(made)
+    def encode(self, sent: Sequence[SentPicture]) -> None:
+        """Encode all pictures. Raises as `PictureService.encode`."""
+        self.encoded = self._service.encode(sent)
 
     def written(self, template: PictureTemplate) -> Mapping[str, str]:
         """What stands for each picture in the rendered prompt, by its stand-in."""

@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -25,7 +24,7 @@ import numpy.typing as npt
 
 from twofold.api.errors import ConfigError, KernelError, ModelLoadError, RequestError
 from twofold.api.media import MediaRows
-from twofold.vision.encoded import EncodedPicture, PictureTokens, PlacedPrompt, place_pictures
+from twofold.vision.encoded import EncodedPicture, PictureTokens, PlacedPrompt, SentPicture, place_pictures
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -34,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 600.0
 """Time limit of one answer: a large picture beside running requests takes tens of seconds."""
+_MOST_TOGETHER: Final = 8
+"""Pictures encoded together at most."""
 
 
 @dataclass(frozen=True)
@@ -92,48 +93,57 @@ class PictureService:
         with self._lock:
             self._started()
 
-    def encode(self, data: bytes, where: str, *, low_detail: bool = False) -> tuple[EncodedPicture, float]:
-        """A picture's rows, and the seconds that encoding took, 0 if they were kept.
-
-        where: the field that holds the picture, for errors.
+    def encode(self, sent: Sequence[SentPicture]) -> list[EncodedPicture]:
+        """The rows of one request's pictures. Small ones are encoded together.
 
         Raises:
-            RequestError: the picture is damaged, too large, or of an unknown format.
+            RequestError: a picture is damaged, too large, or of an unknown format.
             ConfigError, ModelLoadError: as `load`. KernelError: the process ended.
         """
-        key = blake2b(data, digest_size=32, key=b"low" if low_detail else b"").digest()
-        with self._lock:
-            stats = self._stats
-            if (found := self._cache.get(key)) is not None:
-                self._stats = dataclasses.replace(stats, queries=stats.queries + 1, hits=stats.hits + 1)
-                return found, 0.0
-            question = {
-                "kind": "encode",
-                "where": where,
-                "low_detail": low_detail,
-                "settings": dict(self.source.settings),
-            }
-            header, worker = self._ask(question, data)
-            rows, deep = (self._array(worker, header[name], np.float32) for name in ("rows", "deep"))
-            assert rows is not None
-            made = EncodedPicture(
-                header["text"],
-                tuple(header["runs"]),
-                MediaRows(
-                    rows,
-                    bytes.fromhex(header["digest"]),
-                    math.prod(header["size"]),
-                    header["thumbnail"],
-                    deep,
-                ),
-                None if header["grid"] is None else tuple(header["grid"]),
-            )
-            self._cache.put(key, made)
-            encode_s = float(header["encode_s"])
-            self._stats = dataclasses.replace(
-                stats, queries=stats.queries + 1, encode_s=stats.encode_s + encode_s
-            )
-            return made, encode_s
+        made: list[EncodedPicture] = []
+        while len(made) < len(sent):
+            with self._lock:
+                made += self._next(sent[len(made) : len(made) + _MOST_TOGETHER])
+        return made
+
+    def _next(self, sent: Sequence[SentPicture]) -> list[EncodedPicture]:
+        """The rows of the first of these pictures and perhaps of some more."""
+        stats = self._stats
+        if (found := self._cache.get(sent[0].key)) is not None:
+            self._stats = dataclasses.replace(stats, queries=stats.queries + 1, hits=stats.hits + 1)
+            return [found]
+        new: dict[bytes, SentPicture] = {}
+        for each in sent:
+            if each.key in new or each.key in self._cache:
+                break
+            new[each.key] = each
+        question = {
+            "kind": "encode",
+            "pictures": [
+                {"where": each.where, "low_detail": each.low_detail, "num_bytes": len(each.data)}
+                for each in new.values()
+            ],
+            "settings": dict(self.source.settings),
+        }
+        answer, worker = self._ask(question, b"".join(each.data for each in new.values()))
+        made = [self._received(worker, header) for header in answer["pictures"]]
+        for key, picture in zip(new, made, strict=False):
+            self._cache.put(key, picture)
+        self._stats = dataclasses.replace(
+            stats, queries=stats.queries + len(made), encode_s=stats.encode_s + answer["encode_s"]
+        )
+        return made
+
+    def _received(self, worker: _Worker, header: Mapping[str, Any]) -> EncodedPicture:
+        rows, deep = (self._array(worker, header[name], np.float32) for name in ("rows", "deep"))
+        assert rows is not None
+        digest = bytes.fromhex(header["digest"])
+        return EncodedPicture(
+            header["text"],
+            tuple(header["runs"]),
+            MediaRows(rows, digest, math.prod(header["size"]), header["thumbnail"], deep),
+            None if header["grid"] is None else tuple(header["grid"]),
+        )
 
     def mark(self) -> str:
         """Text that stands for a picture in what the model's chat template writes. Raises as `load`."""
@@ -272,6 +282,9 @@ class _PictureCache:
         self._max_bytes = max_bytes
         self.num_bytes = 0
         self._kept: OrderedDict[bytes, EncodedPicture] = OrderedDict()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._kept
 
     def get(self, key: bytes) -> EncodedPicture | None:
         found = self._kept.get(key)

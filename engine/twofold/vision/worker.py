@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +26,7 @@ from twofold.api.errors import ConfigError, ModelLoadError, RequestError, Twofol
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from twofold.vision.encoder import PictureEncoder
+    from twofold.vision.encoder import PictureEncoder, PreparedPicture
 
 _NICENESS: Final = 10
 """Niceness of the process: pictures yield to tokens."""
@@ -92,36 +93,66 @@ def _open(settings: Mapping[str, Any]) -> PictureEncoder:
     return encoder
 
 
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """A picture before it is encoded."""
+
+    size: tuple[int, int]
+    """Pixels as sent."""
+    thumbnail: str
+    prepared: PreparedPicture
+
+
 def _encode(encoder: PictureEncoder, question: Mapping[str, Any], data: bytes) -> list[Any]:
+    """The first of the pictures, with as many of the next as are worth encoding together with it."""
+    begin_s = time.perf_counter()
+    taken: list[_Read] = []
+    room = encoder.values_together
+    file = io.BytesIO(data)
+    for asked in question["pictures"]:
+        read = _read(encoder, asked, question["settings"], file.read(asked["num_bytes"]))
+        room -= read.prepared.num_values
+        if taken and room < 0:
+            break
+        taken.append(read)
+        if room <= 0:
+            break
+    headers, arrays = [], []
+    for read, made in zip(taken, encoder.pictures([each.prepared for each in taken]), strict=True):
+        encoded, deep = made.media, made.media.deep
+        headers.append(
+            {
+                "text": made.text,
+                "runs": made.runs,
+                "digest": encoded.digest.hex(),
+                "grid": made.grid,
+                "size": read.size,
+                "thumbnail": read.thumbnail,
+                "rows": encoded.rows.shape,
+                "deep": None if deep is None else deep.shape,
+            }
+        )
+        arrays += [encoded.rows, *([] if deep is None else [deep])]
+    return [{"pictures": headers, "encode_s": time.perf_counter() - begin_s}, *arrays]
+
+
+def _read(
+    encoder: PictureEncoder, asked: Mapping[str, Any], settings: Mapping[str, Any], data: bytes
+) -> _Read:
     from twofold.vision.pictures import read_picture
 
-    begin_s = time.perf_counter()
-    picture = read_picture(data, question["where"])
+    picture = read_picture(data, asked["where"])
     size = picture.size
-    if question["low_detail"]:
+    if asked["low_detail"]:
         picture.thumbnail(_LOW_DETAIL)
     try:
-        prepared = encoder.prepared(picture, question["settings"])
+        return _Read(size, _thumbnail(picture), encoder.prepared(picture, settings))
     except (ValueError, TypeError) as error:
         raise RequestError(
-            f"{question['where']}: the model's picture processor refuses the picture of {size[0]} × {size[1]} pixels "
+            f"{asked['where']}: the model's picture processor refuses the picture of {size[0]} × {size[1]} pixels "
             f"({error})",
-            param=question["where"],
+            param=asked["where"],
         ) from None
-    made = encoder.picture(prepared)
-    encoded, deep = made.media, made.media.deep
-    header = {
-        "text": made.text,
-        "runs": made.runs,
-        "digest": encoded.digest.hex(),
-        "grid": prepared.grid,
-        "size": size,
-        "thumbnail": _thumbnail(picture),
-        "rows": encoded.rows.shape,
-        "deep": None if deep is None else deep.shape,
-        "encode_s": time.perf_counter() - begin_s,
-    }
-    return [header, encoded.rows, *([] if deep is None else [deep])]
 
 
 def _thumbnail(picture: Image) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import mimetypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from twofold.api.picture_config import MAX_PICTURE_BYTES
 from twofold.api.regular_file import read_regular
 from twofold.text.conversation.arranging import rendered
 from twofold.text.conversation.content import with_pictures
+from twofold.vision.encoded import SentPicture
 from twofold.vision.prompt_pictures import PromptPictures, why_text_alone
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def rendered_prompt(engine: Engine, turns: Sequence[Mapping[str, Any]]) -> Rende
     """
     tokenizer = engine.tokenizer
     pictures = None if engine.pictures is None else PromptPictures(engine.pictures)
-    numbers = itertools.count()
+    sent: list[SentPicture] = []
 
     def text_of(content: Any) -> str:
         parts = with_pictures(content)
@@ -69,17 +69,19 @@ def rendered_prompt(engine: Engine, turns: Sequence[Mapping[str, Any]]) -> Rende
                 pieces.append(part)
                 continue
             data = base64.b64decode(part["url"].partition(",")[2])
-            pictures.encode(data, f"picture {len(pictures.encoded) + 1}")
-            pieces.append(pictures.stand_in(next(numbers)))
+            pieces.append(pictures.stand_in(len(sent)))
+            sent.append(SentPicture(data, f"picture {len(sent) + 1}"))
         return "".join(pieces)
 
     written = [{**turn, "content": text_of(turn["content"])} for turn in turns]
-    replaced = pictures.written(tokenizer) if pictures is not None and pictures.encoded else {}
+    if pictures is not None and sent:
+        pictures.encode(sent)
+    replaced = pictures.written(tokenizer) if pictures is not None and sent else {}
     _, text = rendered(
         written, tokenizer, lambda turns: tokenizer.apply_chat_template(turns, replaced=replaced)
     )
     token_ids: Sequence[int] = tokenizer.encode(text)
-    if pictures is None or not pictures.encoded:
+    if pictures is None or not sent:
         return RenderedPrompt(token_ids, text, None)
     placed = pictures.placed(token_ids)
     return RenderedPrompt(placed.token_ids, text, placed.media)

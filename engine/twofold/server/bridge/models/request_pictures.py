@@ -10,6 +10,7 @@ from twofold.api.errors import RequestError
 from twofold.server.bridge.models.protocol import Prompt
 from twofold.server.bridge.models.threads import Threads
 from twofold.server.http.picture_sources import PictureSources
+from twofold.vision.encoded import SentPicture
 from twofold.vision.prompt_pictures import PromptPictures
 
 
@@ -39,12 +40,11 @@ class RequestPictures:
         files = await asyncio.gather(
             *(loop.run_in_executor(threads.fetchers, read, each.url, each.where) for each in self.named)
         )
-
-        def encode_all() -> None:
-            for data, each in zip(files, self.named, strict=True):
-                self.of_prompt.encode(data, each.where, low_detail=each.low_detail)
-
-        await loop.run_in_executor(threads.encoders, encode_all)
+        sent = [
+            SentPicture(data, each.where, each.low_detail)
+            for data, each in zip(files, self.named, strict=True)
+        ]
+        await loop.run_in_executor(threads.encoders, self.of_prompt.encode, sent)
 
     async def placed(
         self, prompts: Sequence[Prompt], threads: Threads, max_tokens: int | None = None
