@@ -351,6 +351,8 @@ def write_window_latent_keys(writer: gguf.GGUFWriter, shape: FullShape) -> None:
     writer.add_sliding_window(shape.window)
     writer.add_sliding_window_pattern(windows)
     writer.add_uint32(f"{arch}.attention.kv_lora_rank_swa", wide.kv_rank)
+    writer.add_key_length_swa(wide.kv_rank + wide.rope)
+    writer.add_value_length_swa(wide.kv_rank)
     writer.add_uint32(f"{arch}.attention.key_length_mla_swa", wide.nope + wide.rope)
     writer.add_uint32(f"{arch}.attention.value_length_mla_swa", wide.value)
     writer.add_rope_freq_base_swa(50_000.0)
