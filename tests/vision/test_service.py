@@ -17,6 +17,7 @@ from twofold.engine import Engine
 from twofold.fit.plan import Machine, plan_fit
 from twofold.models import open_model_files
 from twofold.models.sizing import measure_files
+from twofold.tools.cli.bench.transformers_speed import TransformersBench
 from twofold.tools.cli.doctor.machine_checks import check_model
 from twofold.tools.cli.main import main
 from twofold.tools.cli.picture_prompts import picture_part, rendered_prompt
@@ -221,3 +222,8 @@ def test_a_model_made_of_this_one_keeps_its_encoder(folder: Path, tmp_path: Path
     assert (
         measure_files(files).encoder_elements == measure_files(open_model_files(folder)).encoder_elements > 0
     )
+
+
+def test_a_model_that_transformers_has_with_pictures_alone_is_compared(folder: Path) -> None:
+    speed = TransformersBench(folder, try_float32=False).answer_once([5, 6, 7], 3)
+    assert (speed.prompt_tokens, speed.new_tokens) == (3, 3)

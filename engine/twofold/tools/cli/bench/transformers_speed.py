@@ -30,10 +30,11 @@ class TransformersBench:
         transformers.utils.logging.disable_progress_bar()
         self._version = transformers.__version__
         self._models: list[Any] = []
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        texts, pictures = transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText
+        kind = texts if type(config) in texts._model_mapping else pictures
         for dtype in ("auto", "float32") if try_float32 else ("auto",):
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(
-                directory, dtype=dtype, local_files_only=True
-            )
+            loaded = kind.from_pretrained(directory, dtype=dtype, local_files_only=True)
             self._models.append(loaded.eval())
         self._model = self._models[0]
         self._trials: dict[str, float] = {}
