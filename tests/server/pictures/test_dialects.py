@@ -107,13 +107,21 @@ def test_ollama(seeing: Seeing, expected: tuple[str, int]) -> None:
     asked = ollama.Client(seeing.url)
     options = {"num_predict": NUM_TOKENS, "temperature": 0}
     message = {"role": "user", "content": TEXT, "images": [in_base64()]}
-    # Ollama's templates put pictures after the text.
-    content = [{"type": "text", "text": TEXT}, {"type": "image"}]
-    after = seeing.expected([{"role": "user", "content": content}], [PICTURE])
     answer = asked.chat(seeing.folder.name, messages=[message], options=options)
-    assert after[0].startswith(str(answer.message.content))
+    assert expected[0].startswith(str(answer.message.content))
     generated = asked.generate(seeing.folder.name, TEXT, images=[in_base64()], options=options)
     assert generated.response == answer.message.content
+
+
+def test_ollama_puts_pictures_before_the_text_or_where_it_has_marks(seeing: Seeing) -> None:
+    asked = ollama.Client(seeing.url)
+    content = [{"type": "image"}, {"type": "text", "text": "see "}, {"type": "image"}, TEXT_PART]
+    known, _ = seeing.expected([{"role": "user", "content": content}], [picture(50, 37, 1), PICTURE])
+    message = {"role": "user", "content": f"see [img]{TEXT}", "images": [in_base64(), in_base64(1)]}
+    answer = asked.chat(
+        seeing.folder.name, messages=[message], options={"num_predict": NUM_TOKENS, "temperature": 0}
+    )
+    assert known.startswith(str(answer.message.content))
 
 
 def test_anthropic_reads_a_screenshot_in_a_tool_result(seeing: Seeing) -> None:

@@ -210,11 +210,14 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
 
 
 def _parts(content: Any, images: Sequence[Any] | None) -> list[Any]:
-    """Content and pictures as OpenAI's parts."""
-    return [
-        *(content if isinstance(content, list) else [content]),
-        *({"type": "image", "image": image} for image in images or ()),
-    ]
+    """Content and pictures as OpenAI's parts: each in place of one mark `[img]` of the text, further ones before it."""
+    pictures = [{"type": "image", "image": image} for image in images or ()]
+    if not isinstance(content, str):
+        return [*pictures, *(content if isinstance(content, list) else [content])]
+    first, *texts = content.split("[img]", len(pictures))
+    marked = pictures[: len(texts)]
+    placed = [part for pair in zip(marked, texts, strict=True) for part in pair]
+    return [*pictures[len(texts) :], first, *placed]
 
 
 def _thinking(model: ServedModel, think: bool | str) -> dict[str, Any]:
