@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 
 import httpx
@@ -35,7 +37,16 @@ def serving(
     finally:
         server.should_exit = True
         thread.join(WAIT_S)
-        assert not thread.is_alive(), "the server did not end"
+        assert not thread.is_alive(), f"the server did not end:\n{_stacks()}"
+
+
+def _stacks() -> str:
+    """Where every thread of this process is."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"{names.get(number)}:\n{''.join(traceback.format_stack(frame))}"
+        for number, frame in sys._current_frames().items()
+    )
 
 
 def receive_until(connection: socket.socket, mark: bytes) -> bytes:
