@@ -144,7 +144,7 @@ SENT: dict[str, tuple[str, list[Any], list[Any]]] = {
         [REQUESTED, ("assistant", "", ("f", "c", {"invalid_arguments": "{"})), RESULT]),
     "pictures of Ollama's": ("ollama", [{"role": "user", "content": "what?", "images": ["aGk="]},
         {"role": "assistant", "content": "a"}, USER],
-        [("user", f"what?{IMAGE}"), ("assistant", "a"), REQUESTED]),
+        [("user", f"{IMAGE}what?"), ("assistant", "a"), REQUESTED]),
     "calls without ids, results by name": ("ollama", [USER, ollama_call(arguments='{"a": 1}'),
         {"role": "tool", "tool_name": "f", "content": "r"}],
         [REQUESTED, ("assistant", "", ("f", "call00000", {"a": 1})), ("tool", "r", "call00000")]),
