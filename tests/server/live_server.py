@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import sys
 import threading
-import traceback
 from collections.abc import Iterator
 
 import httpx
@@ -15,6 +13,8 @@ from starlette.types import ASGIApp
 from twofold.api.config import ServerConfig
 from twofold.server.http.connections import ConnectionLimits
 from twofold.server.listening import HttpServer, bind
+
+from tests.conftest import thread_stacks
 
 HTTP = httpx.Client(timeout=30, trust_env=False)
 """Client for plain requests, shared by all tests: making one reads certificates for tens of milliseconds."""
@@ -37,16 +37,7 @@ def serving(
     finally:
         server.should_exit = True
         thread.join(WAIT_S)
-        assert not thread.is_alive(), f"the server did not end:\n{_stacks()}"
-
-
-def _stacks() -> str:
-    """Where every thread of this process is."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"{names.get(number)}:\n{''.join(traceback.format_stack(frame))}"
-        for number, frame in sys._current_frames().items()
-    )
+        assert not thread.is_alive(), f"the server did not end:\n{thread_stacks()}"
 
 
 def receive_until(connection: socket.socket, mark: bytes) -> bytes:

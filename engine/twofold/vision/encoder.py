@@ -117,14 +117,15 @@ class PictureEncoder:
 
     def pictures(self, pictures: Sequence[PreparedPicture]) -> list[EncodedPicture]:
         """Their rows, and what stands for them in a prompt. Neighbours are encoded together if their inputs join."""
-        groups = groupby(enumerate(pictures), lambda each: self._joins(*each))
-        return [made for _, group in groups for made in self._together([picture for _, picture in group])]
+        groups = groupby(pictures, self._joins)
+        return [made for _, group in groups for made in self._together(list(group))]
 
-    def _joins(self, number: int, picture: PreparedPicture) -> tuple[object, ...]:
+    def _joins(self, picture: PreparedPicture) -> object:
         """Equal for pictures whose inputs can be joined."""
-        if not all(isinstance(value, Tensor) for value in self._inputs(picture).values()):
-            return (number,)
-        return tuple((name, value.shape[1:]) for name, value in self._inputs(picture).items())
+        inputs = self._inputs(picture)
+        if not all(isinstance(value, Tensor) for value in inputs.values()):
+            return id(picture)
+        return [(name, value.shape[1:]) for name, value in inputs.items()]
 
     def _together(self, pictures: Sequence[PreparedPicture]) -> Iterator[EncodedPicture]:
         given = [self._inputs(picture) for picture in pictures]

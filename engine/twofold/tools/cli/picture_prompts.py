@@ -74,9 +74,10 @@ def rendered_prompt(engine: Engine, turns: Sequence[Mapping[str, Any]]) -> Rende
         return "".join(pieces)
 
     written = [{**turn, "content": text_of(turn["content"])} for turn in turns]
+    replaced: Mapping[str, str] = {}
     if pictures is not None and sent:
         pictures.encode(sent)
-    replaced = pictures.written(tokenizer) if pictures is not None and sent else {}
+        replaced = pictures.written(tokenizer)
     _, text = rendered(
         written, tokenizer, lambda turns: tokenizer.apply_chat_template(turns, replaced=replaced)
     )
