@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import twofold
 from twofold.api.config import EngineConfig
 from twofold.models.bundled import bundled_model_path
@@ -264,7 +265,17 @@ def test_ctrl_c_at_the_prompt_prints_how_to_exit(tiny, capsys, monkeypatch):
     assert "(Ctrl-D leaves)" in capsys.readouterr().out
 
 
+@pytest.fixture
+def torch_has_two_threads():
+    """Without it torch has as many as the process of tests leaves it, or the test before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("torch_has_two_threads")
 def test_bench_measures_and_compares(tiny, capsys):
     flags = ("--prompt-tokens", "16", "--new-tokens", "8", "--repeats", "2", *EMULATED)
     assert main(["bench", tiny, "--json", *flags]) == 0
