@@ -4,9 +4,10 @@
 
 The model is written once per format to --cache as a GGUF file and kept there (delete it when you are done, or give
 --delete). Each engine measures in its own process: a prompt of --prompt-tokens random tokens (pp), then --new-tokens
-steps of one token after it (tg). They take turns for --rounds rounds; medians and ratios are shown. llama.cpp first
-tries flash attention, memory mapping and repacking on and off and keeps what is fastest; ik_llama.cpp tries -fa, -rtr
-and -fmoe. Stop other work before: an engine that spins at a barrier loses more to a busy machine than one that sleeps.
+steps of one token after it (tg), both after --depth tokens of context, as llama-bench's -d. They take turns for
+--rounds rounds; medians and ratios are shown. llama.cpp first tries flash attention, memory mapping and repacking on
+and off and keeps what is fastest; ik_llama.cpp tries -fa, -rtr and -fmoe. Stop other work before: an engine that spins
+at a barrier loses more to a busy machine than one that sleeps.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ FLAGS: Final[dict[str, Mapping[str, Any]]] = {
     **common("--twofold-python", "--llama-python", "--ik-python"),
     "--format": {"action": "append", "choices": GGUF_FORMATS, "help": "again for more (default: q8_0)"},
     "--engine": {"action": "append", "choices": ENGINES, "help": "again for more (default: all)"},
+    "--depth": {"type": positive, "default": 0, "help": "tokens of context before the prompt (default: 0)"},
     "--delete": {"action": "store_true", "help": "delete each model that this run made, after its rounds"},
     "--repeats": {"type": positive, "default": 3, "help": "within a turn; its median counts (default: 3)"},
 }  # fmt: skip
@@ -51,7 +53,8 @@ def check(args: argparse.Namespace) -> None:
 def measure(args: argparse.Namespace) -> Report:
     """Measures all formats in turn; BenchmarkError if no engine could be measured."""
     shape = FULL_SHAPES[args.shape].with_layers(args.layers)
-    work = Workload(args.prompt_tokens, args.new_tokens, args.repeats, args.threads, args.seed, shape.vocab)
+    lengths = {"prompt_tokens": args.prompt_tokens, "new_tokens": args.new_tokens, "depth": args.depth}
+    work = Workload(**lengths, repeats=args.repeats, threads=args.threads, seed=args.seed, vocab=shape.vocab)
     engines = [ENGINES[name](args) for name in args.engine]
     outcomes: dict[str, Outcome] = {}
     for format_name in args.format:
@@ -73,6 +76,7 @@ def measure(args: argparse.Namespace) -> Report:
 def rows_of(outcome: Outcome, format_name: str, work: Workload) -> list[dict[str, Any]]:
     """A row per engine and test. Ratios are to Twofold's median; null where Twofold was not measured."""
     rows = []
+    after = f" @ d{work.depth}" if work.depth else ""
     for engine in outcome.rounds:
         for test in TESTS:
             samples, ours = outcome.samples(engine, test), outcome.samples(OURS, test)
@@ -81,7 +85,7 @@ def rows_of(outcome: Outcome, format_name: str, work: Workload) -> list[dict[str
                 {
                     "engine": engine,
                     "format": format_name,
-                    "test": f"{test}{work.prompt_tokens if test == 'pp' else work.new_tokens}",
+                    "test": f"{test}{work.prompt_tokens if test == 'pp' else work.new_tokens}{after}",
                     "tokens_per_s": median,
                     "ratio_to_twofold": median / statistics.median(ours) if ours else None,
                     "samples": samples,

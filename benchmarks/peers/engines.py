@@ -29,7 +29,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Workload:
-    """Input of every engine: the same random token ids, followed by the same number of one-token steps."""
+    """Input of every engine: the same random token ids, followed by the same number of one-token steps. `depth` tokens
+    are in the cache before them; which, is the engine's choice.
+    """
 
     prompt_tokens: int = 512
     new_tokens: int = 32
@@ -37,6 +39,7 @@ class Workload:
     threads: int = 1
     seed: int = 0
     vocab: int = 32_000
+    depth: int = 0
 
     @property
     def prompt(self) -> list[int]:
@@ -121,10 +124,11 @@ class TwofoldEngine:
             "--new-tokens", str(work.new_tokens + 1),
             "--repeats", str(work.repeats),
             "--random-prompt", str(work.seed),
+            "--depth", str(work.depth),
             "--no-compare-transformers", "--no-ceilings", "--no-profile", "--accelerator", "none",
             "--cpu-threads", str(work.threads),
             "--max-num-batched-tokens", str(max(512, work.prompt_tokens)),
-            "--max-model-len", str(work.prompt_tokens + work.new_tokens + 64),
+            "--max-model-len", str(work.depth + work.prompt_tokens + work.new_tokens + 64),
             "--max-num-seqs", "1",
         ]  # fmt: skip
         lines = json_lines(command, f"twofold bench {model.name}", "install it: make build")
@@ -155,9 +159,8 @@ class LlamaEngine:
         """Turn each switch off in turn and keep for each test what helped it. One short process for every try; one
         that the library refuses (no repacking of this format) falls out. BenchmarkError if all do.
         """
-        short = replace(
-            work, prompt_tokens=min(128, work.prompt_tokens), new_tokens=min(16, work.new_tokens), repeats=1
-        )
+        lengths = {"prompt_tokens": min(128, work.prompt_tokens), "new_tokens": min(16, work.new_tokens)}
+        short = replace(work, **lengths, repeats=1, depth=0)
         defaults = dict.fromkeys(self._SWITCHES, True)
         tries = [defaults, *({**defaults, switch: False} for switch in self._SWITCHES)]
         rounds, refused = [], []
@@ -188,6 +191,7 @@ class LlamaEngine:
             "new_tokens": work.new_tokens,
             "repeats": work.repeats,
             "threads": work.threads,
+            "depth": work.depth,
             **settings,
         }
         command = [self._python, str(WORKERS / "llama_worker.py"), json.dumps(task)]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,22 +136,48 @@ llama_model_load_from_file = llama_init_from_model = lambda model, params: vars(
 llama_print_system_info = lambda: b"AVX2"
 llama_vocab_n_tokens = lambda vocab: 4
 llama_batch_get_one = lambda tokens, count: list(tokens)
+llama_batch_init = lambda count, embedded, sequences: Batch(count)
 llama_decode = lambda context, tokens: int(bool(print(context["n_batch"], *tokens)))
+llama_memory_seq_cp = lambda memory, *what: print("copy", *what)
+llama_memory_seq_rm = lambda memory, *what: print("remove", *what)
+
+
+class Batch(SimpleNamespace):
+    def __init__(self, count):
+        names = ("token", "pos", "n_seq_id", "logits")
+        super().__init__(seq_id=[[0] for _ in range(count)], **{name: [0] * count for name in names})
+
+    def __iter__(self):
+        return (f"{token}@{at}in{to[0]}" for token, at, to in zip(self.token, self.pos, self.seq_id))
+
+
 __getattr__ = lambda name: lambda *arguments: None
 """
 """A llama-cpp-python that prints the batches to be decoded."""
 
 
-def test_the_worker_of_llama_warms_up_and_decodes_the_prompt_then_single_tokens(tmp_path: Path) -> None:
-    (tmp_path / "llama_cpp.py").write_text(LLAMA_CPP, encoding="utf-8")
+def lines_of_llama(folder: Path, **changes: Any) -> list[str]:
+    (folder / "llama_cpp.py").write_text(LLAMA_CPP, encoding="utf-8")
     task = {"library": "llama.cpp", "model": "m.gguf", "prompt": [5, 6, 7], "new_tokens": 2, "repeats": 1}
-    command = [sys.executable, str(WORKERS / "llama_worker.py"), json.dumps(task | {"threads": 1})]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(WORKERS / "llama_worker.py"), json.dumps(task | {"threads": 1} | changes)]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=60)
-    loaded, *rest, measured = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_the_worker_of_llama_warms_up_and_decodes_the_prompt_then_single_tokens(tmp_path: Path) -> None:
+    loaded, *rest, measured = lines_of_llama(tmp_path)
     assert json.loads(loaded)["version"] == "9"
     assert rest == ["32 1 2 3", "32 1", "32 2"] * 2
     assert json.loads(measured).keys() == {"prefill_s", "decode_s"}
+
+
+def test_the_worker_of_llama_reads_a_context_once_and_keeps_it(tmp_path: Path) -> None:
+    _, *rest, _ = lines_of_llama(tmp_path, depth=5)
+    filled = ["32 1@0in1 2@1in1 3@2in1", "copy 1 2 -1 -1", "remove 1 -1 -1"]
+    filled += ["32 1@3in1 2@4in1", "copy 1 2 -1 -1", "remove 1 -1 -1"]
+    turn = ["remove 0 -1 -1", "copy 2 0 -1 -1", "32 1 2 3", "32 1", "32 2"]
+    assert rest == [*filled, *turn, *turn]
 
 
 @pytest.mark.parametrize("lines", [[], [{"load_s": 1.0}], [[1]], [{"twofold": None}]])

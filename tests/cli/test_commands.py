@@ -320,6 +320,23 @@ def test_bench_takes_several_lengths_of_prompts(tiny, capsys):
     assert result["tests"][0]["tokens_per_s"] == result["twofold"]["prefill_tokens_per_s"]
 
 
+def test_bench_measures_after_a_context(tiny, capsys):
+    flags = (*BRIEF, "--new-tokens", "8", "--repeats", "2", "--depth", "200", *NONE)
+    assert main(["bench", tiny, *flags, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [test["test"] for test in result["tests"]] == ["pp16 @ d200", "tg8 @ d200"]
+    # Prefill counts what the cache did not hold: the prompt and at most a page of the context.
+    speed = result["twofold"]
+    read = speed["prefill_ms"] * 1e-3 * speed["prefill_tokens_per_s"]
+    assert 15.9 < read < 16.1 + 64
+    assert main(["bench", tiny, *flags]) == 0
+    assert "16 + 8 tokens after 200" in capsys.readouterr().out
+    assert main(["bench", tiny, *flags, "--compare-transformers"]) == 2
+    assert "keeps no context" in capsys.readouterr().err
+    assert main(["bench", tiny, *flags, "--depth", "3"]) == 2
+    assert "--depth was given 3, of which the cache kept 0" in capsys.readouterr().err
+
+
 def test_bench_refuses_an_answer_that_comes_at_once(tiny, capsys, monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: 1.0)
     assert main(["bench", tiny, *BRIEF, *NONE]) == 2
@@ -347,7 +364,7 @@ def test_bench_draws_random_prompts_from_a_seed(tiny):
     import random
     from types import SimpleNamespace
 
-    from twofold.tools.cli.bench.model import prompt_of
+    from twofold.tools.cli.bench.prompts import prompt_of
 
     engine = SimpleNamespace(max_context=64, vocab_size=97)
     draw = random.Random(5)

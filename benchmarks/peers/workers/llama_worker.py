@@ -5,9 +5,9 @@
 
 `library` is llama.cpp (llama-cpp-python) or ik_llama.cpp (ik-llama-cpp-python; IK_LLAMA_CPP_LIB_PATH names another
 libllama.so for it). Optional switches, true by default: flash_attention, repack, llama.cpp's mmap, the fork's
-fused_moe. Prints a line of JSON once loaded ({"load_s", "version", "system"}), then one per repeat ({"prefill_s",
-"decode_s"}) after a warm-up. As in llama-bench, decoding takes the next token from a list and samples nothing: here the
-prompt's own tokens once more.
+fused_moe. "depth" tokens of context are read once and kept before the prompt. Prints a line of JSON once loaded
+({"load_s", "version", "system"}), then one per repeat ({"prefill_s", "decode_s"}) after a warm-up. As in llama-bench,
+decoding takes the next token from a list and samples nothing: here the prompt's own tokens once more.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ from typing import Any, Final
 
 _ERROR: Final = 4
 """ggml's log level."""
+_CHUNK: Final = 1
+_CONTEXT: Final = 2
+"""Sequences that a context is made in; what is measured is sequence 0."""
 
 
 class LlamaCpp:
     """llama.cpp by llama-cpp-python."""
 
     package = "llama-cpp-python"
+    is_filled = False
+    """Whether sequence _CONTEXT holds a context."""
 
     def __init__(self) -> None:
         import llama_cpp
@@ -50,7 +55,7 @@ class LlamaCpp:
 
     def context(self, model: Any, task: dict[str, Any]) -> Any:
         params = self.api.llama_context_default_params()
-        params.n_ctx = len(task["prompt"]) + task["new_tokens"] + 64
+        params.n_ctx = task.get("depth", 0) + len(task["prompt"]) + task["new_tokens"] + 64
         params.n_batch = params.n_ubatch = max(32, len(task["prompt"]))
         params.n_threads = params.n_threads_batch = task["threads"]
         self._set_computing(params, task)
@@ -60,8 +65,35 @@ class LlamaCpp:
         return context
 
     def clear(self, context: Any) -> None:
-        """Empty the KV cache."""
-        self.api.llama_memory_clear(self.api.llama_get_memory(context), True)
+        """Empty the KV cache, but for the context that `fill` has put there."""
+        memory = self.api.llama_get_memory(context)
+        if not self.is_filled:
+            self.api.llama_memory_clear(memory, True)
+            return
+        self.api.llama_memory_seq_rm(memory, 0, -1, -1)
+        self.api.llama_memory_seq_cp(memory, _CONTEXT, 0, -1, -1)
+
+    def fill(self, context: Any, tokens: list[int], depth: int) -> None:
+        """Read `depth` tokens, those given again and again, into a sequence of their own.
+
+        A chunk is read as another sequence at its positions and then joined to it, so that it sees itself alone: what a
+        later token costs depends on how many there are, and chunks that see all before them take minutes.
+        """
+        memory = self.api.llama_get_memory(context)
+        for begin in range(0, depth, len(tokens)):
+            chunk = tokens[: depth - begin]
+            batch = self.api.llama_batch_init(len(chunk), 0, 1)
+            batch.n_tokens = len(chunk)
+            for index, token in enumerate(chunk):
+                batch.token[index], batch.pos[index] = token, begin + index
+                batch.n_seq_id[index], batch.seq_id[index][0] = 1, _CHUNK
+                batch.logits[index] = index == len(chunk) - 1
+            _check_code(self.api.llama_decode(context, batch))
+            self.api.llama_batch_free(batch)
+            self.api.llama_memory_seq_cp(memory, _CHUNK, _CONTEXT, -1, -1)
+            self.api.llama_memory_seq_rm(memory, _CHUNK, -1, -1)
+            self.is_filled = True
+        self.api.llama_synchronize(context)
 
     def batch(self, tokens: Any, position: int) -> Any:
         """A batch of one sequence's next tokens, which the library counts itself."""
@@ -76,6 +108,8 @@ class LlamaCpp:
             params.use_mmap = mmap
 
     def _set_computing(self, params: Any, task: dict[str, Any]) -> None:
+        if task.get("depth", 0):  # one pool of cells for all sequences
+            params.n_seq_max, params.kv_unified = _CONTEXT + 1, True
         params.flash_attn_type = 1 if task.get("flash_attention", True) else 0
         params.no_perf = True
 
@@ -115,6 +149,10 @@ class IkLlamaCpp(LlamaCpp):
 
     def clear(self, context: Any) -> None:
         self.api.llama_kv_cache_clear(context)
+
+    def fill(self, context: Any, tokens: list[int], depth: int) -> None:
+        if depth > 0:
+            raise RuntimeError("its package has no functions that keep a context for the next prompt")
 
     def batch(self, tokens: Any, position: int) -> Any:
         return self.api.llama_batch_get_one(tokens, len(tokens), position, 0)
@@ -181,8 +219,10 @@ def main() -> int:
     print(json.dumps(loaded), flush=True)
     vocab_size = lib.api.llama_vocab_n_tokens(lib.api.llama_model_get_vocab(model))
     prompt = [token % vocab_size for token in task["prompt"]]
+    depth = task.get("depth", 0)
+    lib.fill(context, prompt, depth)
     for turn in range(task["repeats"] + 1):
-        prefill_s, decode_s = _measure(lib, context, prompt, task["new_tokens"])
+        prefill_s, decode_s = _measure(lib, context, prompt, task["new_tokens"], depth)
         # The first warms the caches and the threads.
         if turn > 0:
             print(json.dumps({"prefill_s": prefill_s, "decode_s": decode_s}), flush=True)
@@ -191,23 +231,28 @@ def main() -> int:
     return 0
 
 
-def _measure(lib: LlamaCpp, context: Any, prompt: list[int], new_tokens: int) -> tuple[float, float]:
+def _measure(
+    lib: LlamaCpp, context: Any, prompt: list[int], new_tokens: int, depth: int
+) -> tuple[float, float]:
     """Seconds for the prompt in one batch, and for `new_tokens` one-token steps after it."""
     lib.clear(context)
     begun = time.perf_counter()
-    _decode(lib, context, prompt, 0)
+    _decode(lib, context, prompt, depth)
     prefilled = time.perf_counter()
     for index in range(new_tokens):
-        _decode(lib, context, [prompt[index % len(prompt)]], len(prompt) + index)
+        _decode(lib, context, [prompt[index % len(prompt)]], depth + len(prompt) + index)
     return prefilled - begun, time.perf_counter() - prefilled
 
 
 def _decode(lib: LlamaCpp, context: Any, tokens: list[int], position: int) -> None:
     array = (lib.api.llama_token * len(tokens))(*tokens)
-    code = lib.api.llama_decode(context, lib.batch(array, position))
+    _check_code(lib.api.llama_decode(context, lib.batch(array, position)))
+    lib.api.llama_synchronize(context)
+
+
+def _check_code(code: int) -> None:
     if code != 0:
         raise RuntimeError(f"llama_decode returned {code}")
-    lib.api.llama_synchronize(context)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,17 @@ import argparse
 import dataclasses
 import importlib.util
 import json
-import random
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from twofold.api.errors import ConfigError, KernelError
 from twofold.api.types import Chunk, SamplingParams
 from twofold.tools.cli.bench.drafted_speed import DraftedBench, drafted_lines
+from twofold.tools.cli.bench.prompts import Prompts
 from twofold.tools.cli.bench.speed import Speed, median_speed
 from twofold.tools.cli.bench.transformers_speed import TransformersBench
 from twofold.tools.cli.model_options import add_model_arguments, engine_config, running_engine
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
 _COMPARE_BYTES: Final = 2 * 1024**3
 """Larger checkpoints are compared on request only: transformers holds a second copy of the weights in memory.
 """
-
-_TEXT: Final = "Once upon a time there was a miller who had three sons, his mill, a donkey and a cat. "
-
 
 SHORT_HELP: Final = ShortHelp(
     (
@@ -63,6 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 "length of the prompt, or several to measure in turn",
             ),
             ("--new-tokens", "N", whole(2, 10_000_000), 128, "length of the answer"),
+            (
+                "--depth",
+                "N",
+                whole(0, 10_000_000),
+                0,
+                "random tokens that are in the cache before each prompt, as -d of llama-bench",
+            ),
             ("--repeats", "N", whole(1, 100_000), 3, "rounds; the medians are reported"),
         ],
     )
@@ -97,8 +103,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # No prefix cache: a repeated prompt must be prefilled again, which is what is timed.
-    config = dataclasses.replace(engine_config(args), enable_prefix_caching=False)
+    # Without a depth no prefix cache: a repeated prompt must be prefilled again, which is what is timed.
+    config = dataclasses.replace(engine_config(args), enable_prefix_caching=args.depth > 0)
     ceilings: Ceilings | None = None
     if args.ceilings:
         from twofold.tools.cli.doctor.machine_shares import measure_ceilings
@@ -107,14 +113,14 @@ def run(args: argparse.Namespace) -> int:
         ceilings = measure_ceilings(config.cpu_threads, config.numa)
     profile: AnswerProfile | None = None
     with running_engine(args, config) as engine:
-        results = measure(engine, args)
+        prompts = Prompts(engine, depth=args.depth, seed=args.random_prompt)
+        results = measure(engine, prompts, args)
         if ceilings is not None and engine.info.accelerator == "none":
             add_shares(results, ceilings, config.max_num_batched_tokens)
         if args.profile:
             from twofold.tools.cli.bench.step_profile import profile_answer
 
-            prompt = prompt_of(engine, args.prompt_tokens[-1], args.random_prompt)
-            profile = profile_answer(engine, prompt, args.new_tokens)
+            profile = profile_answer(engine, prompts.next(args.prompt_tokens[-1]), args.new_tokens)
     if args.json:
         found: dict[str, Any] = {"ceilings": ceilings.as_json()} if ceilings else {}
         found |= results[0] | {"tests": [test for result in results for test in tests_of(result)]}
@@ -136,9 +142,9 @@ def add_shares(results: list[dict[str, Any]], ceilings: Ceilings, step_tokens: i
 
     files = open_model_files(results[0]["model"])
     for result in results:
-        prompt, new = result["prompt_tokens"], result["new_tokens"]
-        prefill = least_times(ceilings, files, prompt, context_len=0, step_tokens=step_tokens)
-        decode = least_times(ceilings, files, 1, context_len=prompt + new // 2, step_tokens=1)
+        depth, prompt, new = result["depth"], result["prompt_tokens"], result["new_tokens"]
+        prefill = least_times(ceilings, files, prompt, context_len=depth, step_tokens=step_tokens)
+        decode = least_times(ceilings, files, 1, context_len=depth + prompt + new // 2, step_tokens=1)
         speed = result["twofold"]
         result["shares"] = {
             "prefill": prefill.shares(speed["prefill_ms"] * 1e-3),
@@ -146,39 +152,49 @@ def add_shares(results: list[dict[str, Any]], ceilings: Ceilings, step_tokens: i
         }
 
 
-def measure(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(engine: Engine, prompts: Prompts, args: argparse.Namespace) -> list[dict[str, Any]]:
     """One result per prompt length, each from alternating rounds after one warm-up."""
-    prompts = [prompt_of(engine, length, args.random_prompt) for length in args.prompt_tokens]
     directory = Path(engine.info.model)
-    compare, why_not = _whether_to_compare(args.compare_transformers, directory)
+    compare, why_not = _whether_to_compare(args, directory)
     other = (
         TransformersBench(directory, try_float32=_weights_bytes(directory) < _COMPARE_BYTES)
         if compare
         else None
     )
     if other is not None:
-        other.choose_fastest(prompts[0])
-    return [measure_prompt(engine, other, prompt, args, why_not=why_not) for prompt in prompts]
+        other.choose_fastest(prompts.next(args.prompt_tokens[0]))
+    prompts.fill()
+    results = []
+    for length in args.prompt_tokens:
+        found = measure_prompt(engine, other, partial(prompts.next, length), args)
+        found |= {"prompt_tokens": length, "depth": prompts.depth}
+        results.append(found if other is not None else found | {"not_compared_because": why_not})
+    return results
 
 
 def measure_prompt(
     engine: Engine,
     other: TransformersBench | None,
-    prompt: list[int],
+    next_prompt: Callable[[], list[int]],
     args: argparse.Namespace,
-    *,
-    why_not: str,
 ) -> dict[str, Any]:
-    """Medians of alternating rounds with this prompt."""
+    """Medians of alternating rounds with these prompts, which are all the same if there is another engine."""
     ours: list[Speed] = []
     theirs: list[Speed] = []
     drafted = DraftedBench(engine) if engine.speculates else None
     for turn in range(args.repeats + 1):
         if drafted is not None:
-            drafted.answer_off(lambda: answer_once(engine, prompt, args.new_tokens), counts=turn > 0)
+            drafted.answer_off(lambda: answer_once(engine, next_prompt(), args.new_tokens), counts=turn > 0)
             if turn == 1:
                 drafted.begin()
+        prompt = next_prompt()
         mine = answer_once(engine, prompt, args.new_tokens)
+        kept = len(prompt) - mine.prompt_tokens
+        if 2 * kept < args.depth:
+            raise ConfigError(
+                f"--depth was given {args.depth}, of which the cache kept {kept} tokens: "
+                "give more, or a larger --max-total-tokens"
+            )
         reference_tokens = other.answer_once(prompt, args.new_tokens) if other is not None else None
         # The first round warms up caches and thread pools of both programs.
         if turn > 0:
@@ -190,7 +206,6 @@ def measure_prompt(
         "output_changes": list(engine.info.output_changes),
         "cpu_isa": engine.info.cpu_isa,
         "cpu_threads": engine.info.cpu_threads,
-        "prompt_tokens": len(prompt),
         "new_tokens": args.new_tokens,
         "repeats": args.repeats,
         "twofold": median_speed(ours).as_json(),
@@ -210,41 +225,25 @@ def measure_prompt(
             ratios = sorted(getattr(a, figure) / getattr(b, figure) for a, b in pairs)
             result[f"{kind}_ratio"] = statistics.median(ratios)
             result[f"{kind}_ratio_range"] = [ratios[0], ratios[-1]]
-    else:
-        result["not_compared_because"] = why_not
     return result
 
 
 def tests_of(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """A result's figures one by one, by the names of llama.cpp's benchmark: pp512, and tg32 after it."""
+    """A result's figures one by one, with the names that llama.cpp's benchmark gives them: "pp512", "tg32 @ d16384"."""
     named = (("pp", "prompt_tokens", "prefill"), ("tg", "new_tokens", "decode"))
+    after = f" @ d{result['depth']}" if result["depth"] else ""
     return [
         {
             "engine": engine,
-            "test": f"{prefix}{result[length]}",
+            "test": f"{prefix}{result[length]}{after}",
             "prompt_tokens": result["prompt_tokens"],
+            "depth": result["depth"],
             "tokens_per_s": result[engine][f"{figure}_tokens_per_s"],
         }
         for engine in ("twofold", "transformers")
         if result[engine] is not None
         for prefix, length, figure in named
     ]
-
-
-def prompt_of(engine: Engine, num_tokens: int, seed: int | None = None) -> list[int]:
-    """Exactly `num_tokens` tokens: of running text, or random ones if there is a seed. ConfigError if the context is
-    too short for them.
-    """
-    if num_tokens >= engine.max_context:
-        raise ConfigError(
-            f"--prompt-tokens was given {num_tokens}; the context holds {engine.max_context} with the answer"
-        )
-    if seed is not None:
-        # Not for secrets: another program can draw the same tokens.
-        draw = random.Random(seed)  # noqa: S311
-        return [draw.randrange(engine.vocab_size) for _ in range(num_tokens)]
-    sentence = engine.tokenizer.encode(_TEXT)
-    return (sentence * (num_tokens // len(sentence) + 1))[:num_tokens]
 
 
 def answer_once(engine: Engine, prompt: list[int], new_tokens: int) -> Speed:
@@ -271,7 +270,8 @@ def answer_once(engine: Engine, prompt: list[int], new_tokens: int) -> Speed:
             f"--new-tokens was given {new_tokens}; these tokens of the answer are parts of one character, which comes "
             "at once: give more"
         )
-    return Speed(len(prompt), new_tokens, times[0] - begun, times[-1] - times[0], usage=usage)
+    read = len(prompt) - usage.cached_tokens
+    return Speed(read, new_tokens, times[0] - begun, times[-1] - times[0], usage=usage)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -286,9 +286,10 @@ def table(result: dict[str, Any]) -> str:
         rows.append(
             ("ratio by round", _ratio_and_range(result, "prefill"), _ratio_and_range(result, "decode"))
         )
+    after = f" after {result['depth']}" if result["depth"] else ""
     lines = [
         f"{result['model']} on {result['accelerator']} ({result['cpu_isa']}, {result['cpu_threads']} threads), "
-        f"{result['prompt_tokens']} + {result['new_tokens']} tokens, median of {result['repeats']}",
+        f"{result['prompt_tokens']} + {result['new_tokens']} tokens{after}, median of {result['repeats']}",
         *(f"  {a:<14}{b:>22}{c:>22}" for a, b, c in rows),
         *(f"  note: {text}" for text in result["output_changes"]),
     ]
@@ -322,8 +323,13 @@ def _weights_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
-def _whether_to_compare(requested: bool | None, directory: Path) -> tuple[bool, str]:
+def _whether_to_compare(args: argparse.Namespace, directory: Path) -> tuple[bool, str]:
     """The decision and, if it is no, its reason. ConfigError if a comparison was requested and is impossible."""
+    requested = args.compare_transformers
+    if args.depth > 0:
+        if requested:
+            raise ConfigError("--compare-transformers cannot be given with --depth: it keeps no context")
+        return False, "--depth was given"
     installed = importlib.util.find_spec("transformers") is not None
     if requested and not installed:
         raise ConfigError(
