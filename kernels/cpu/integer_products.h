@@ -49,6 +49,13 @@ struct IntegerProducts {
     if constexpr (kFolds) return Dot::kFoldTiles;
     return kUnpackTiles;
   }();
+  // Activation rows of a tile where there are at most 2 * kTokens.
+  static constexpr int kFewTokens = [] {
+    if constexpr (requires { Dot::few_tokens(Format::kCodes); }) {
+      if (Dot::few_tokens(Format::kCodes) < kTokens) return Dot::few_tokens(Format::kCodes);
+    }
+    return kTokens;
+  }();
   // Activation rows of the smallest tile where a chunk has `tiles` of them, or more (tile_end).
   static constexpr int fewest(int tiles) { return ((tiles - 1) * kTokens + 1) / tiles; }
 
@@ -261,7 +268,10 @@ struct IntegerProducts {
   }
 
   // Tiles of a chunk of `tokens` rows: as even as possible.
-  static int num_tiles(int tokens) { return (tokens + kTokens - 1) / kTokens; }
+  static int num_tiles(int tokens) {
+    const int most = tokens > 2 * kTokens ? kTokens : kFewTokens;
+    return (tokens + most - 1) / most;
+  }
   static int tile_end(int tokens, int tile) { return tokens * (tile + 1) / num_tiles(tokens); }
 
   // A chunk of activation rows against a part of one panel; out are the float sums. `held` are the terms of
@@ -282,16 +292,20 @@ struct IntegerProducts {
     }
   }
 
-  // The same for all parts of the panel. Meanwhile what follows in memory is prefetched.
+  // The same for all parts of a slab's columns of the panel. Meanwhile what is multiplied next is prefetched: behind the
+  // slab's columns those of the next panel.
   static void panel(const Rows& x, int tokens, const Terms* held, int64_t separate, const uint8_t* blocks,
-                    int num_blocks, float* out) {
+                    int num_blocks, int64_t panel_bytes, float* out) {
+    const int64_t slab_bytes = int64_t{num_blocks} * Format::kPanelBytes;
     const int tiles = num_tiles(tokens);
     constexpr int kSubblockLines = (Format::kPanelBytes / Format::kSubblocks + 63) / 64;
     const int lines = (kSubblockLines + tiles - 1) / tiles;
     for (int b = 0; b < num_blocks; b += kPartBlocks) {
       const int n = num_blocks - b < kPartBlocks ? num_blocks - b : kPartBlocks;
-      const uint8_t* block = blocks + static_cast<int64_t>(b) * Format::kPanelBytes;
-      const char* next = reinterpret_cast<const char*>(block) + kAheadBytes;
+      const int64_t at = int64_t{b} * Format::kPanelBytes, ahead = at + kAheadBytes;
+      const uint8_t* block = blocks + at;
+      const char* next =
+          reinterpret_cast<const char*>(blocks) + ahead + (ahead < slab_bytes ? 0 : panel_bytes - slab_bytes);
       const Rows rows = x.from(0, static_cast<int64_t>(b) * Format::kSubblocks);
       const Terms* terms = held == nullptr ? nullptr : held + b / kPartBlocks;
       if constexpr (kFolds) {
@@ -350,7 +364,7 @@ struct IntegerProducts {
           V::prefetch(to + t * ldy);
           V::prefetch(to + t * ldy + 16);
         }
-        panel(x.from(m, 0), end - m, terms, parts, blocks, num_blocks, out);
+        panel(x.from(m, 0), end - m, terms, parts, blocks, num_blocks, panel_bytes, out);
         for (int t = 0; t < end - m; ++t) V::store_rows(out + kPanelRows * t, rows, to + t * ldy);
         if (held != nullptr) terms += num_tiles(end - m) * parts;
         m = end;

@@ -1,5 +1,6 @@
 // Vectors of AVX-512 with VNNI for integer_products.h. A tile is a whole panel (two vectors of 16 rows) x up
-// to 6 tokens: 12 integer and 12 float sums in registers. Anonymous namespace: each file that includes this
+// to 8 tokens: 16 integer and 16 float sums, some of which wait on the stack; 1.04 to 1.07 times as fast as 6 tokens with
+// 12 and 12. Halves' sums leave room for 6. Anonymous namespace: each file that includes this
 // is compiled with flags of its own and must not share code with another.
 #pragma once
 #include <immintrin.h>
@@ -44,10 +45,12 @@ struct Avx512Vnni : Avx512Rows, Avx512Pairs {
 
   template <int kBits>
   struct Dot : SumsOf32<Avx512Vnni> {
-    static constexpr int tokens(int /*pieces*/) { return 6; }
+    static constexpr int tokens(int pieces) { return pieces == 2 ? 6 : 8; }
+    // Bytes that are multiplied as they lie come out of memory more slowly with 8 (Q8_0, 8 and 16 tokens: 0.92).
+    static constexpr int few_tokens(int codes) { return codes > 1 ? 8 : 6; }
     static constexpr int vectors(int /*tokens*/, int /*pieces*/) { return 2; }
     static constexpr int held(int pieces) {
-      return pieces == 2 ? 4 : 6;
+      return pieces == 2 ? 4 : 8;
     }  // tokens whose float sums are registers
     static constexpr int unpack_tiles(int codes) { return codes > 1 ? 2 : 0; }
     static void add(Sum& sum, Weights w, I values) { sum = _mm512_dpbusd_epi32(sum, w, values); }
