@@ -57,7 +57,7 @@ struct IntegerProducts {
     return kTokens;
   }();
   // Activation rows of the smallest tile where a chunk has `tiles` of them, or more (tile_end).
-  static constexpr int fewest(int tiles) { return ((tiles - 1) * kTokens + 1) / tiles; }
+  static constexpr int fewest(int tiles) { return ((tiles - 1) * kFewTokens + 1) / tiles; }
 
   using Terms = TileTerms<V, Dot, Format, kTokens>;
   using Rows = Q8Rows;
