@@ -31,8 +31,6 @@ class LlamaCpp:
     """llama.cpp by llama-cpp-python."""
 
     package = "llama-cpp-python"
-    is_filled = False
-    """Whether sequence _CONTEXT holds a context."""
 
     def __init__(self) -> None:
         import llama_cpp
@@ -64,10 +62,10 @@ class LlamaCpp:
             self._check(context, params, task)
         return context
 
-    def clear(self, context: Any) -> None:
-        """Empty the KV cache, but for the context that `fill` has put there."""
+    def clear(self, context: Any, depth: int) -> None:
+        """Empty the KV cache, but for the `depth` tokens of context that `fill` has put there."""
         memory = self.api.llama_get_memory(context)
-        if not self.is_filled:
+        if depth == 0:
             self.api.llama_memory_clear(memory, True)
             return
         self.api.llama_memory_seq_rm(memory, 0, -1, -1)
@@ -92,7 +90,6 @@ class LlamaCpp:
             self.api.llama_batch_free(batch)
             self.api.llama_memory_seq_cp(memory, _CHUNK, _CONTEXT, -1, -1)
             self.api.llama_memory_seq_rm(memory, _CHUNK, -1, -1)
-            self.is_filled = True
         self.api.llama_synchronize(context)
 
     def batch(self, tokens: Any, position: int) -> Any:
@@ -147,7 +144,7 @@ class IkLlamaCpp(LlamaCpp):
         self.log += text.decode(errors="replace")
         super()._on_log(level, text, user_data)
 
-    def clear(self, context: Any) -> None:
+    def clear(self, context: Any, depth: int) -> None:
         self.api.llama_kv_cache_clear(context)
 
     def fill(self, context: Any, tokens: list[int], depth: int) -> None:
@@ -235,7 +232,7 @@ def _measure(
     lib: LlamaCpp, context: Any, prompt: list[int], new_tokens: int, depth: int
 ) -> tuple[float, float]:
     """Seconds for the prompt in one batch, and for `new_tokens` one-token steps after it."""
-    lib.clear(context)
+    lib.clear(context, depth)
     begun = time.perf_counter()
     _decode(lib, context, prompt, depth)
     prefilled = time.perf_counter()

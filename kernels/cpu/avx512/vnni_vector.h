@@ -51,7 +51,7 @@ struct Avx512Vnni : Avx512Rows, Avx512Pairs {
     static constexpr int vectors(int /*tokens*/, int /*pieces*/) { return 2; }
     static constexpr int held(int pieces) {
       return pieces == 2 ? 4 : 8;
-    }  // tokens whose float sums are registers
+    }  // tokens whose float sums the compiler places
     static constexpr int unpack_tiles(int codes) { return codes > 1 ? 2 : 0; }
     static void add(Sum& sum, Weights w, I values) { sum = _mm512_dpbusd_epi32(sum, w, values); }
   };
